@@ -26,7 +26,7 @@ const ANSWER_GRACE: Duration = Duration::from_millis(700);
 
 /// A daemon that is restarted or upgraded serves again within two seconds. One that is not back after this time is away: from then on calls
 /// look once and go on.
-const AWAY_AFTER: Duration = Duration::from_secs(5);
+pub const AWAY_AFTER: Duration = Duration::from_secs(5);
 
 /// How to reach the daemon and as whom.
 #[derive(Debug, Clone)]
@@ -115,10 +115,6 @@ impl Connection {
 
     pub fn socket(&self) -> &Path {
         &self.socket
-    }
-
-    pub fn patience(&self) -> &Patience {
-        &self.patience
     }
 
     pub fn be_patient(&mut self, patience: Patience) {

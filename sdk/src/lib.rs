@@ -19,12 +19,12 @@ mod token;
 mod trainer;
 
 pub use client::{Client, DEFAULT_SOCKET, Reached, WithTrainers};
-pub use connection::{ConnectOptions, Welcome};
+pub use connection::{AWAY_AFTER, ConnectOptions, Welcome};
 pub use error::ClientError;
 pub use patience::Patience;
 pub use restored::{OpenedShard, RestoredShard};
 pub use rotate::RotateError;
-pub use storaged_arena::Mapping;
+pub use storaged_arena::{Mapping, SlotMemory};
 pub use storaged_wire as wire;
 pub use token::{
     TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, TokenError, check_token, read_secret, read_token,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use storaged_arena::{Mapping, Slot};
+use storaged_arena::{Mapping, Slot, SlotMemory};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::{Rank, RefusalCode, RunId, SlotId, Step, WorldSize};
 
@@ -10,9 +10,6 @@ use crate::client::Client;
 use crate::connection::{Answer, ConnectOptions, Welcome, unexpected};
 use crate::error::ClientError;
 use crate::patience::Patience;
-
-/// Page tables of so many bytes are filled at once: some 50 ms.
-const PAGES_AT_ONCE_BYTES: usize = 32 << 20;
 
 /// Slots that stay mapped: more than a rank fills in turn.
 const MAPPINGS_MAX: usize = 8;
@@ -37,8 +34,8 @@ pub struct Trainer {
 #[derive(Debug, Clone)]
 struct Mapped {
     slot: SlotId,
-    memory: u64,
-    mapping: Arc<Mapping>,
+    number: u64,
+    memory: Arc<SlotMemory>,
 }
 
 /// A slot to fill.
@@ -57,13 +54,18 @@ impl StagedSlot {
 
     /// Which memory, of all that this trainer has mapped: the same number means the same memory as before, with what was last written there,
     /// also after a restart of the daemon.
-    pub fn memory(&self) -> u64 {
-        self.mapped.memory
+    pub fn memory_number(&self) -> u64 {
+        self.mapped.number
     }
 
     /// The memory.
-    pub fn mapping(&self) -> &Arc<Mapping> {
-        &self.mapped.mapping
+    pub fn memory(&self) -> &SlotMemory {
+        &self.mapped.memory
+    }
+
+    /// Where it is mapped.
+    pub fn mapping(&self) -> &Mapping {
+        self.memory().mapping()
     }
 
     /// Copies bytes to their offset.
@@ -71,7 +73,20 @@ impl StagedSlot {
     /// # Errors
     /// [`ClientError::Slot`] if they do not fit.
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<(), ClientError> {
-        Ok(self.mapping().copy_in(offset, bytes)?)
+        Ok(self.memory().copy_in(offset, bytes)?)
+    }
+
+    /// Makes all of a new slot ready now, for a save that comes later: its first copy is as fast as the others then. Ends early if
+    /// `is_called_away` says so.
+    ///
+    /// # Errors
+    /// [`ClientError::CalledAway`] if it did.
+    pub fn get_ready(&self, is_called_away: impl FnMut() -> bool) -> Result<(), ClientError> {
+        if self.memory().map_pages(is_called_away) {
+            return Ok(());
+        }
+        let request = "getting a slot ready";
+        Err(ClientError::CalledAway { request })
     }
 }
 
@@ -146,7 +161,7 @@ impl Trainer {
         let known = self.mapped.iter().position(|known| known.slot == slot);
         let mapped = match (known, fd) {
             (Some(at), _) => self.mapped.remove(at),
-            (None, Some(fd)) => self.map(slot, &Slot::adopt(fd)?)?,
+            (None, Some(fd)) => self.map(slot, Slot::adopt(fd)?)?,
             (None, None) => {
                 let expected = "a descriptor with the slot";
                 return Err(unexpected("acquire slot", expected, &reply));
@@ -171,28 +186,15 @@ impl Trainer {
         self.welcome = welcome.clone();
     }
 
-    fn map(&mut self, slot: SlotId, memory: &Slot) -> Result<Mapped, ClientError> {
-        let mapping = Mapping::unfilled(memory)?;
-        self.fill_pages(&mapping)?;
+    fn map(&mut self, slot: SlotId, file: Slot) -> Result<Mapped, ClientError> {
+        let memory = Arc::new(SlotMemory::new(file)?);
         self.mapped_ever += 1;
+        let number = self.mapped_ever;
         Ok(Mapped {
             slot,
-            memory: self.mapped_ever,
-            mapping: Arc::new(mapping),
+            number,
+            memory,
         })
-    }
-
-    /// Fills the page tables of a new mapping, so that no page fault costs time later: piece by piece, because this
-    /// takes seconds for a large one.
-    fn fill_pages(&self, mapping: &Mapping) -> Result<(), ClientError> {
-        for start in (0..mapping.length()).step_by(PAGES_AT_ONCE_BYTES) {
-            if self.client.connection().patience().is_called_away() {
-                let request = "acquire slot";
-                return Err(ClientError::CalledAway { request });
-            }
-            mapping.fill(start, PAGES_AT_ONCE_BYTES);
-        }
-        Ok(())
     }
 
     /// Whether the daemon holds the slot for this connection still.
@@ -200,7 +202,8 @@ impl Trainer {
         slot.connection.is_some() && slot.connection == self.client.connection().number()
     }
 
-    /// Seals the first `length` bytes as this rank's shard at `step`: nothing may change any more.
+    /// Seals the first `length` bytes as this rank's shard at `step`: nothing may change any more. Of a new slot a thread then maps the pages
+    /// for the saves to come.
     ///
     /// # Errors
     /// [`ClientError::Refused`] if the shard is too long, the step not newer, or the run fenced off; [`ClientError::SlotLost`] if the
@@ -210,9 +213,10 @@ impl Trainer {
         let Some(connection) = slot.connection.filter(|_| self.is_held(slot)) else {
             return Err(ClientError::SlotLost { request });
         };
-        let slot = slot.id();
+        let (memory, slot) = (&slot.mapped.memory, slot.id());
         let seal = Request::SealSlot { slot, step, length };
         self.client.done(request, &seal)?;
+        memory.map_pages_behind();
         self.sealed = Some((step, connection));
         Ok(())
     }

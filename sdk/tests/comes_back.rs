@@ -206,12 +206,16 @@ fn a_slot_of_another_daemon_is_other_memory() {
     };
     let (one, two) = (save(1, b"first"), save(2, b"again"));
     assert_eq!(
-        (one.memory(), start_of(&one)),
-        (two.memory(), start_of(&two))
+        (one.memory_number(), start_of(&one)),
+        (two.memory_number(), start_of(&two))
     );
     let (three, four) = (save(3, b"third"), save(4, b"fours"));
     assert_ne!(start_of(&three), start_of(&two));
-    let all = [two.memory(), three.memory(), four.memory()];
+    let all = [
+        two.memory_number(),
+        three.memory_number(),
+        four.memory_number(),
+    ];
     assert!(all[0] < all[1] && all[1] < all[2], "{all:?}");
     thread.join().unwrap();
 }

@@ -2,13 +2,14 @@
 //! segments, memory of the daemon alone that outlives it.
 //!
 //! A slot is a memfd that the daemon makes, preallocates and seals against growing and shrinking. The trainer maps
-//! it once and copies into it; the daemon reads it with `pread` into private blocks. Neither side ever makes a
+//! it once and copies into it (`memory` says how it does so the first time); the daemon reads it with `pread` into private blocks. Neither side ever makes a
 //! Rust reference to shared bytes, because the other process may write them at any time. The cells of a segment are not
 //! shared: `segment` says what makes references to them sound.
 
 mod datagram;
 mod inherited;
 mod mapping;
+mod memory;
 mod passing;
 mod segment;
 mod slot;
@@ -16,6 +17,7 @@ mod slot;
 pub use datagram::{Received, Recipient, recv_datagram, send_datagram};
 pub use inherited::take_inherited;
 pub use mapping::Mapping;
+pub use memory::SlotMemory;
 pub use passing::{
     FrameStart, PassingError, Wait, Wish, begin_frame, connect_waiting, ready_within, recv_body,
     recv_frame, recv_frame_waiting, send_frame, send_frame_waiting,

@@ -23,19 +23,10 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps a slot, with its page tables filled now, so that no page fault costs time later.
+    /// Maps a slot, and none of its pages.
     ///
     /// # Errors
     /// [`SlotError::Os`] if the kernel refuses.
-    pub fn new(slot: &Slot) -> Result<Self, SlotError> {
-        let length = usize::try_from(slot.capacity()).unwrap_or(usize::MAX);
-        Self::map(slot.as_fd(), length, MapFlags::SHARED | MapFlags::POPULATE)
-    }
-
-    /// Maps a slot; [`Mapping::fill`] fills its page tables.
-    ///
-    /// # Errors
-    /// As `new`.
     pub fn unfilled(slot: &Slot) -> Result<Self, SlotError> {
         let length = usize::try_from(slot.capacity()).unwrap_or(usize::MAX);
         Self::map(slot.as_fd(), length, MapFlags::SHARED)
@@ -46,16 +37,25 @@ impl Mapping {
         Self::map(file, length, MapFlags::SHARED)
     }
 
-    /// Fills page tables from `offset` (a multiple of the page size) on, up to the end of the mapping. Before Linux 5.14
-    /// this does nothing, and the first copy meets the page faults instead.
-    pub fn fill(&self, offset: usize, bytes: usize) {
+    /// Fills page tables from `offset` (a multiple of the page size) on, up to the end of the mapping, and clears pages that have no bytes
+    /// yet. Before Linux 5.14 this does nothing, and the first copy meets the page faults instead.
+    pub(crate) fn fill(&self, offset: usize, bytes: usize) {
+        self.populate(offset, bytes, Advice::LinuxPopulateWrite);
+    }
+
+    /// The same for pages that have bytes: of shared memory they are mapped writable by what only reads, several at a fault.
+    pub(crate) fn fill_what_is_there(&self, offset: usize, bytes: usize) {
+        self.populate(offset, bytes, Advice::LinuxPopulateRead);
+    }
+
+    fn populate(&self, offset: usize, bytes: usize, how: Advice) {
         let Some(left) = self.length.checked_sub(offset) else {
             return;
         };
         // SAFETY: the range lies in the mapping, as was just checked; filling page tables changes no byte.
         let filled = unsafe {
             let start = self.start().add(offset);
-            rustix::mm::madvise(start.cast(), bytes.min(left), Advice::LinuxPopulateWrite)
+            rustix::mm::madvise(start.cast(), bytes.min(left), how)
         };
         // What is not filled now is filled when it is first written.
         let _ = filled;
@@ -95,25 +95,33 @@ impl Mapping {
         self.start.as_ptr()
     }
 
-    /// Copies `bytes` to `offset`.
+    /// Copies `length` bytes of this process's memory to `offset`.
+    ///
+    /// # Safety
+    /// They are readable until this returns, and do not lie in this mapping.
     ///
     /// # Errors
     /// [`SlotError::Outside`] if they do not fit.
-    pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<(), SlotError> {
-        match offset.checked_add(bytes.len()) {
+    pub(crate) unsafe fn copy_from(
+        &self,
+        offset: usize,
+        source: *const u8,
+        length: usize,
+    ) -> Result<(), SlotError> {
+        match offset.checked_add(length) {
             Some(end) if end <= self.length => {}
             _ => {
                 return Err(SlotError::Outside {
                     capacity: self.length as u64,
                     offset: offset as u64,
-                    length: bytes.len() as u64,
+                    length: length as u64,
                 });
             }
         }
-        // SAFETY: the range was checked to lie in the mapping, `bytes` is private memory of this process and so
-        // cannot overlap it, and other processes that read meanwhile see bytes, not Rust values.
+        // SAFETY: the range was checked to lie in the mapping, the caller vouches for the source, and other processes that
+        // read meanwhile see bytes, not Rust values.
         unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start().add(offset), bytes.len());
+            std::ptr::copy_nonoverlapping(source, self.start().add(offset), length);
         }
         Ok(())
     }
@@ -121,29 +129,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is the one that `new` mapped, and nobody can hold a pointer into it that is still valid:
+        // SAFETY: the range is the one that `map` mapped, and nobody can hold a pointer into it that is still valid:
         // `start` documents that it ends with the mapping.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
         debug_assert!(unmapped.is_ok(), "unmapping one's own mapping cannot fail");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_copied_in_is_in_the_slot() {
-        let slot = Slot::create(8192).unwrap();
-        let mapping = Mapping::unfilled(&slot).unwrap();
-        mapping.fill(0, 4096);
-        mapping.fill(4096, usize::MAX);
-        mapping.fill(8193, 1);
-        mapping.copy_in(4095, b"xy").unwrap();
-        let mut out = [0; 2];
-        slot.read_at(4095, &mut out).unwrap();
-        assert_eq!(&out, b"xy");
-        assert!(mapping.copy_in(8191, b"xy").is_err());
-        assert!(mapping.copy_in(usize::MAX, b"x").is_err());
     }
 }

@@ -53,7 +53,7 @@ pub(crate) fn raised(py: Python<'_>, error: &ClientError) -> PyErr {
 }
 
 /// What the signal's handler raised.
-pub(crate) fn signalled() -> PyErr {
+fn signalled() -> PyErr {
     let none = || PyKeyboardInterrupt::new_err(());
     SIGNALLED.take().unwrap_or_else(none)
 }

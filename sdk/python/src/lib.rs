@@ -19,6 +19,7 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("DEFAULT_SOCKET", storaged_sdk::DEFAULT_SOCKET)?;
+    module.add("AWAY_AFTER", storaged_sdk::AWAY_AFTER.as_secs_f64())?;
     module.add_class::<board::Board>()?;
     module.add_class::<control::Client>()?;
     module.add_class::<save::Trainer>()?;

@@ -1,7 +1,9 @@
 //! A trainer's connection: slots, copies into them without the interpreter lock, and the shard's layout.
 
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -13,7 +15,7 @@ use storaged_sdk::wire::{Rank, Step, WorldSize};
 use storaged_sdk::{ClientError, StagedSlot};
 
 use crate::control::{LIMIT_MS, options, run_of};
-use crate::fault::{Signals, invalid, null, raised, signalled};
+use crate::fault::{Signals, invalid, null, raised};
 use crate::turn::{patience, take_turn};
 
 /// A copy shorter than this is not worth a thread of its own.
@@ -133,7 +135,7 @@ impl Slot {
     /// The same number means the same memory as before.
     #[getter]
     fn id(&self) -> u64 {
-        self.0.memory()
+        self.0.memory_number()
     }
 
     /// Where the memory begins, for views of it; valid as long as this object lives.
@@ -146,6 +148,13 @@ impl Slot {
     #[getter]
     fn capacity(&self) -> usize {
         self.0.mapping().length()
+    }
+
+    /// Makes all of a new slot ready for a save that comes later.
+    fn get_ready(&self, py: Python<'_>) -> PyResult<()> {
+        let mut signals = Signals::default();
+        py.detach(|| self.0.get_ready(|| signals.came()))
+            .map_err(|error| raised(py, &error))
     }
 
     /// Copies bytes to their offset.
@@ -165,7 +174,7 @@ impl Slot {
     }
 
     /// Copies memory `(address, offset in the slot, bytes)`, on up to `threads` threads. The caller vouches for the
-    /// addresses: each must be readable for its length, and stay so until the call returns.
+    /// addresses: each must be readable for its length, outside this slot, and stay so until the call returns.
     fn copy_many(
         &self,
         py: Python<'_>,
@@ -231,13 +240,14 @@ impl Slot {
         py.detach(|| {
             let (pieces, mut signals) = (cut(&parts), Signals::default());
             for batch in batches(&pieces, BATCH_BYTES * threads) {
-                copy_on_threads(&self.0, batch, threads);
+                copy_on_threads(&self.0, batch, threads)?;
                 if signals.came() {
-                    return Err(signalled());
+                    return Err(ClientError::CalledAway { request: "copying" });
                 }
             }
             Ok(())
         })
+        .map_err(|error| raised(py, &error))
     }
 }
 
@@ -286,30 +296,32 @@ fn batches(pieces: &[Piece], bytes: usize) -> impl Iterator<Item = &[Piece]> {
     })
 }
 
-fn copy_on_threads(slot: &StagedSlot, pieces: &[Piece], threads: usize) {
+fn copy_on_threads(slot: &StagedSlot, pieces: &[Piece], threads: usize) -> Result<(), ClientError> {
     let total: usize = pieces.iter().map(|piece| piece.length).sum();
     let threads = threads.min(total / PIECE_BYTES).max(1);
-    if threads == 1 {
-        return copy_pieces(slot, pieces);
-    }
-    std::thread::scope(|scope| {
-        for share in batches(pieces, total.div_ceil(threads)) {
-            scope.spawn(move || copy_pieces(slot, share));
+    let next = AtomicUsize::new(0);
+    // Each takes what is next: in a new slot one thread is faster than the others.
+    let copy = || {
+        while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+            copy_piece(slot, piece)?;
         }
-    });
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(copy)).collect();
+        let mut copied = copy();
+        for other in others {
+            copied = copied.and(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        }
+        copied
+    })
 }
 
-fn copy_pieces(slot: &StagedSlot, pieces: &[Piece]) {
-    let start = slot.mapping().start();
-    for piece in pieces {
-        let source = piece.address as *const u8;
-        // SAFETY: `Slot::copy` checked that the target lies in the mapping, which `slot` keeps alive; its caller vouches
-        // that the source is readable for `length` bytes. A tensor's memory and the slot cannot overlap unless the
-        // tensor is itself a view of this slot, which is never copied. Other processes that read meanwhile see bytes.
-        unsafe {
-            std::ptr::copy_nonoverlapping(source, start.add(piece.offset), piece.length);
-        }
-    }
+fn copy_piece(slot: &StagedSlot, piece: &Piece) -> Result<(), ClientError> {
+    let source = piece.address as *const u8;
+    // SAFETY: the caller of `Slot::copy` vouches that the source is readable for `length` bytes until it returns. A tensor's memory and the
+    // slot cannot overlap unless the tensor is itself a view of this slot, which is never copied.
+    Ok(unsafe { slot.memory().copy_from(piece.offset, source, piece.length) }?)
 }
 
 /// `(offset, length, data offset, data length)` of each record, `(offset, bytes)` of each frame, and the end.

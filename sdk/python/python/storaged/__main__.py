@@ -128,7 +128,7 @@ def _copy(session: Session) -> str:
     slot = trainer.acquire(COPY_BYTES, 10_000)
     try:
         parts = [(ctypes.addressof(source), 0, COPY_BYTES)]
-        slot.copy_many(parts, 1)
+        slot.get_ready()
         plain = _best(lambda: ctypes.memmove(target, source, COPY_BYTES))
         ours = _best(lambda: slot.copy_many(parts, 1))
     finally:

@@ -2,6 +2,8 @@ from typing import Any, TypedDict
 
 __version__: str
 DEFAULT_SOCKET: str
+#: Seconds.
+AWAY_AFTER: float
 
 class Plan(TypedDict):
     run: str
@@ -104,6 +106,7 @@ class Slot:
     id: int
     address: int
     capacity: int
+    def get_ready(self) -> None: ...
     def write(self, offset: int, bytes: bytes) -> None: ...
     def write_many(self, pieces: list[tuple[int, bytes]]) -> None: ...
     def copy_many(self, parts: list[tuple[int, int, int]], threads: int) -> None: ...

@@ -16,9 +16,6 @@ from .errors import DaemonUnavailable, WaitTimeout
 
 #: How long an ordinary request may take, in seconds.
 DEFAULT_TIMEOUT = 60.0
-#: A daemon that is restarted or upgraded answers again within two seconds. One that is not back after this time is away: from then on
-#: calls look once and fail.
-AWAY_AFTER = 5.0
 LOOK_EVERY = 0.05
 
 T = TypeVar("T")
@@ -126,7 +123,7 @@ class Session:
                 connected = connect()
             except DaemonUnavailable:
                 lost_at = self._lost_at
-                if lost_at is None or time.monotonic() - lost_at >= AWAY_AFTER or limit.left() <= LOOK_EVERY:
+                if lost_at is None or time.monotonic() - lost_at >= _native.AWAY_AFTER or limit.left() <= LOOK_EVERY:
                     raise
                 time.sleep(LOOK_EVERY)
             else:

@@ -28,6 +28,8 @@ def make_slots(writer: StoragedWriter, state_dict: dict[str, Any], deadline: Dea
             shard = writer.new_shard(deadline)
             made.append(shard)
             prepare_state_dict(shard, state_dict)
+            if shard.slot is not None:
+                shard.slot.get_ready()
         return sum(shard.slot.capacity for shard in made if shard.slot is not None)
     except StoragedError as error:
         # One slot is enough to begin with, and a save says itself what it lacks.

@@ -1,0 +1,222 @@
+//! A slot's memory at its trainer's: mapped, and written through its file as long as its pages are not.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use crate::mapping::Mapping;
+use crate::slot::{Slot, SlotError};
+
+/// Shorter copies into pages that are not mapped cost less by page faults than by calls.
+const CALL_BYTES: usize = 64 << 10;
+/// Page tables of so many bytes are filled at once: some 50 ms.
+const PAGES_AT_ONCE_BYTES: usize = 32 << 20;
+/// Page tables begin and end here.
+const PAGE_BYTES: usize = 4096;
+
+/// None are known to be mapped, and nobody sees to it.
+const UNMAPPED: u8 = 0;
+/// Somebody sees to it.
+const BEING_MAPPED: u8 = 1;
+const MAPPED: u8 = 2;
+
+/// A slot that is mapped, and how far.
+///
+/// The pages of a new slot have no bytes yet. A copy through the mapping has each of them cleared and mapped by a fault of its own first,
+/// which takes several times as long as the copy. Through the file they get their bytes at once, and are mapped afterwards, sixteen at a
+/// fault. The kernel lets one thread at a time write to a file: of several the others clear and map theirs ahead.
+#[derive(Debug)]
+pub struct SlotMemory {
+    slot: Slot,
+    mapping: Mapping,
+    pages: AtomicU8,
+    /// Held by the thread that writes through the file.
+    writing: Mutex<()>,
+}
+
+impl SlotMemory {
+    /// Maps a slot, and none of its pages.
+    ///
+    /// # Errors
+    /// [`SlotError::Os`] if the kernel refuses.
+    pub fn new(slot: Slot) -> Result<Self, SlotError> {
+        let mapping = Mapping::unfilled(&slot)?;
+        Ok(Self {
+            slot,
+            mapping,
+            pages: AtomicU8::new(UNMAPPED),
+            writing: Mutex::new(()),
+        })
+    }
+
+    /// The mapping.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// Copies `bytes` to `offset`.
+    ///
+    /// # Errors
+    /// [`SlotError::Outside`] if they do not fit, [`SlotError::Os`] if there is no memory for them.
+    pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<(), SlotError> {
+        // SAFETY: a reference is readable for its length.
+        unsafe { self.copy_from(offset, bytes.as_ptr(), bytes.len()) }
+    }
+
+    /// Copies `length` bytes of this process's memory to `offset`.
+    ///
+    /// # Safety
+    /// They are readable until this returns, and do not lie in this slot. Others may write them meanwhile: then what arrives is a mixture.
+    ///
+    /// # Errors
+    /// As [`SlotMemory::copy_in`].
+    pub unsafe fn copy_from(
+        &self,
+        offset: usize,
+        source: *const u8,
+        length: usize,
+    ) -> Result<(), SlotError> {
+        let is_mapped = self.pages.load(Ordering::Acquire) == MAPPED;
+        if !is_mapped && length >= CALL_BYTES {
+            if let Ok(_alone) = self.writing.try_lock() {
+                // SAFETY: the caller vouches that the bytes are readable. Nothing looks at them by this reference but the kernel, which
+                // copies them whatever else happens to them.
+                let bytes = unsafe { std::slice::from_raw_parts(source, length) };
+                return self.slot.write_at(offset as u64, bytes);
+            }
+            let begin = offset - offset % PAGE_BYTES;
+            self.mapping.fill(begin, length + (offset - begin));
+        }
+        // SAFETY: as the caller vouches.
+        unsafe { self.mapping.copy_from(offset, source, length) }
+    }
+
+    /// Maps all pages, unless `is_called_away` says to end early; false if it did.
+    pub fn map_pages(&self, mut is_called_away: impl FnMut() -> bool) -> bool {
+        if !self.is_mine_to_map() {
+            return true;
+        }
+        for start in (0..self.mapping.length()).step_by(PAGES_AT_ONCE_BYTES) {
+            if is_called_away() {
+                self.pages.store(UNMAPPED, Ordering::Release);
+                return false;
+            }
+            self.mapping.fill(start, PAGES_AT_ONCE_BYTES);
+        }
+        self.pages.store(MAPPED, Ordering::Release);
+        true
+    }
+
+    /// Has a thread map the pages, once they have their bytes: later copies go through the mapping, on as many threads as one likes.
+    pub fn map_pages_behind(self: &Arc<Self>) {
+        if !self.is_mine_to_map() {
+            return;
+        }
+        let memory = Arc::clone(self);
+        let map = move || {
+            for start in (0..memory.mapping.length()).step_by(PAGES_AT_ONCE_BYTES) {
+                memory
+                    .mapping
+                    .fill_what_is_there(start, PAGES_AT_ONCE_BYTES);
+            }
+            memory.pages.store(MAPPED, Ordering::Release);
+        };
+        let begun = thread::Builder::new()
+            .name("storaged-pages".into())
+            .spawn(map);
+        if begun.is_err() {
+            self.pages.store(UNMAPPED, Ordering::Release);
+        }
+    }
+
+    fn is_mine_to_map(&self) -> bool {
+        let (before, after) = (Ordering::AcqRel, Ordering::Acquire);
+        let taken = self
+            .pages
+            .compare_exchange(UNMAPPED, BEING_MAPPED, before, after);
+        taken.is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PIECE: usize = 1 << 20;
+
+    fn read(memory: &SlotMemory, offset: usize, length: usize) -> Vec<u8> {
+        let mut out = vec![0; length];
+        memory.slot.read_at(offset as u64, &mut out).unwrap();
+        out
+    }
+
+    /// A byte for every place that is none of its neighbours'.
+    fn pattern(length: usize) -> Vec<u8> {
+        (0..length).map(|at| (at % 251) as u8).collect()
+    }
+
+    #[test]
+    fn what_is_copied_in_is_in_the_slot_mapped_or_not() {
+        let bytes = pattern(PIECE + 3);
+        let is_mapped = |memory: &SlotMemory| memory.pages.load(Ordering::Acquire) == MAPPED;
+        for map_first in [false, true] {
+            let memory = SlotMemory::new(Slot::create(4 << 20).unwrap()).unwrap();
+            if map_first {
+                assert!(memory.map_pages(|| false));
+            }
+            assert_eq!(is_mapped(&memory), map_first);
+            memory.copy_in(4095, &bytes).unwrap();
+            memory.copy_in(2 << 20, b"short").unwrap();
+            assert_eq!(read(&memory, 4095, bytes.len()), bytes);
+            assert_eq!(read(&memory, 2 << 20, 5), b"short");
+            assert_eq!(read(&memory, 3 << 20, PIECE), vec![0; PIECE]);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_mapped_or_not() {
+        let memory = SlotMemory::new(Slot::create(1 << 20).unwrap()).unwrap();
+        let long = vec![1; PIECE];
+        for _ in 0..2 {
+            for (offset, bytes) in [(1, &long[..]), (PIECE - 1, b"xy"), (usize::MAX, b"x")] {
+                let refused = memory.copy_in(offset, bytes);
+                assert!(matches!(refused, Err(SlotError::Outside { .. })));
+            }
+            assert_eq!(read(&memory, 0, PIECE), vec![0; PIECE]);
+            assert!(memory.map_pages(|| false));
+        }
+    }
+
+    #[test]
+    fn threads_copy_into_new_memory_at_once_and_every_byte_arrives() {
+        let bytes = pattern(16 * PIECE);
+        let memory = Arc::new(SlotMemory::new(Slot::create(bytes.len() as u64).unwrap()).unwrap());
+        thread::scope(|scope| {
+            for at in 0..4 {
+                let (memory, bytes) = (&memory, &bytes);
+                scope.spawn(move || {
+                    for (number, piece) in bytes.chunks(PIECE).enumerate().skip(at).step_by(4) {
+                        memory.copy_in(number * PIECE, piece).unwrap();
+                        memory.map_pages_behind();
+                    }
+                });
+            }
+        });
+        assert_eq!(read(&memory, 0, bytes.len()), bytes);
+        let whole = unsafe { std::slice::from_raw_parts(memory.mapping.start(), bytes.len()) };
+        assert_eq!(whole, bytes);
+    }
+
+    #[test]
+    fn whoever_is_called_away_leaves_the_pages_for_the_next() {
+        let memory = SlotMemory::new(Slot::create(64 << 20).unwrap()).unwrap();
+        let mut asked = 0;
+        let is_called_away = || {
+            asked += 1;
+            asked == 2
+        };
+        assert!(!memory.map_pages(is_called_away));
+        assert!(memory.map_pages(|| false));
+        assert_eq!(memory.pages.load(Ordering::Acquire), MAPPED);
+    }
+}
