@@ -272,6 +272,12 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "pins_in_little_room",
         pins: true,
+        budget_slots: 6,
+        ..CALM
+    },
+    Scenario {
+        name: "pins_of_two_jobs_in_little_room",
+        pins: true,
         jobs: 2,
         budget_slots: 8,
         ..CALM

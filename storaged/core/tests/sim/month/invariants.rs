@@ -39,7 +39,7 @@ impl World {
 
     pub(super) fn what_must_go_on_goes_on(&mut self, namespace: &Namespace) {
         let scenario = self.month().scenario;
-        let little = scenario.budget_slots < 16 && scenario.trainers != Trainers::Brief;
+        let little = scenario.is_little_room() && scenario.trainers != Trainers::Brief;
         // Where it suffices for one step, what is kept beside it is in nobody's way.
         let tight = little && scenario.keep_steps == 1 && !scenario.pins;
         if scenario.unequal != Unequal::Nothing || tight {

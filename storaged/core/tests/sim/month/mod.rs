@@ -158,6 +158,13 @@ pub const CALM: Scenario = Scenario {
     runs: RunAuthority::Members,
 };
 
+impl Scenario {
+    /// Whether the budget is no more than what is needed.
+    pub fn is_little_room(&self) -> bool {
+        self.budget_slots < 16
+    }
+}
+
 /// What happens in a month.
 #[derive(Debug, Clone)]
 pub enum Happening {

@@ -83,12 +83,21 @@ impl World {
         }
         for job in 0..self.month().jobs.all.len() {
             let namespace = self.month().jobs.all[job].namespace.clone();
-            if self.now > SETTLED_MS + 10_000 {
+            if self.now > self.pins_stay_until() {
                 self.lets_one_go(job, &namespace);
             } else if self.now < FAULTS_END_MS && self.random(PIN_ONE_IN) == 0 {
                 self.pins_one(job, &namespace);
             }
         }
+    }
+
+    /// Two jobs have each room for two steps, and not for pinned ones beside them: those go before what must go on is looked at.
+    fn pins_stay_until(&mut self) -> u64 {
+        let scenario = self.month().scenario;
+        if scenario.is_little_room() && scenario.jobs > 1 {
+            return FAULTS_END_MS;
+        }
+        SETTLED_MS + 10_000
     }
 
     fn pins_one(&mut self, job: usize, namespace: &Namespace) {

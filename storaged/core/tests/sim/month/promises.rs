@@ -444,7 +444,7 @@ impl World {
     /// With all nodes up and the tier well.
     fn is_excused(&mut self, asked: &Asked, refusal: &Refusal) {
         let scenario = self.month().scenario;
-        let tight = scenario.budget_slots < 16;
+        let tight = scenario.is_little_room();
         let excused = match refusal.code {
             RefusalCode::BudgetFull | RefusalCode::Busy => tight,
             RefusalCode::Abandoned => true,
