@@ -62,6 +62,11 @@ impl EnclosureStore {
         self.kept.contains_key(&name)
     }
 
+    /// Whether it is here as it is named. A manifest may be forged: what has another length is not what it names.
+    fn holds(&self, named: &Enclosure) -> bool {
+        self.has(named.digest) && self.length(&named.digest) == named.length
+    }
+
     /// Bytes of one, if it is here.
     pub fn length(&self, name: &Digest) -> u64 {
         self.kept.get(name).map_or(0, |it| it.bytes.len() as u64)
@@ -94,6 +99,7 @@ impl EnclosureStore {
         match enclosed {
             Enclosed::Inline(bytes) => Some(bytes.clone()),
             Enclosed::Named(named) if named.is_empty() => Some(SharedBytes::default()),
+            Enclosed::Named(named) if !self.holds(named) => None,
             Enclosed::Named(named) => self.get(named.digest),
         }
     }
@@ -122,7 +128,7 @@ impl Context {
     /// Whether all that a manifest names is here.
     pub(crate) fn enclosures_held(&self, manifest: &Manifest) -> EnclosuresHeld {
         let mut named = manifest.enclosures();
-        if named.all(|it| self.enclosures.has(it.digest)) {
+        if named.all(|it| self.enclosures.holds(&it)) {
             EnclosuresHeld::All
         } else {
             EnclosuresHeld::NotAll
@@ -191,7 +197,7 @@ impl Context {
     pub(crate) fn enclosures_may_come(&self, manifest: &Manifest) -> bool {
         let mut lacking = manifest
             .enclosures()
-            .filter(|it| !self.enclosures.has(it.digest));
+            .filter(|it| !self.enclosures.holds(it));
         lacking.all(|it| self.parcels.may_come(it.digest))
     }
 

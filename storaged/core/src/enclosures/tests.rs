@@ -203,3 +203,19 @@ fn what_is_here_is_not_fetched_again_for_another_step() {
     assert_eq!(query(&said), None);
     assert!(noted(&said).is_some());
 }
+
+/// A liar may name bytes that are here with another length: whoever published that would publish what nobody can read.
+#[test]
+fn bytes_of_another_length_are_not_what_is_named() {
+    let mut store = EnclosureStore::default();
+    let bytes = SharedBytes::from(vec![7; 170]);
+    let named = Enclosure::of(&bytes);
+    store.put(named.digest, bytes.clone(), None, Now(1));
+    let forged = Enclosure {
+        length: u64::MAX - 1,
+        ..named
+    };
+    assert_eq!(store.bytes_of(&Enclosed::Named(named)), Some(bytes));
+    assert_eq!(store.bytes_of(&Enclosed::Named(forged)), None);
+    assert!(store.holds(&named) && !store.holds(&forged));
+}

@@ -95,6 +95,7 @@ impl Context {
     fn start_upload(&mut self, key: &CheckpointKey, rank: Rank) {
         let base = self.upload_base(key, rank);
         let all_in_sight = self.peers.len() + 1 >= self.setup.members.len();
+        let me = self.me().clone();
         let Some(checkpoint) = self.checkpoints.get_mut(key) else {
             return;
         };
@@ -107,8 +108,10 @@ impl Context {
         let Some(shard) = local.sealed() else {
             return;
         };
+        // Where two processes claim one rank, the node that the manifest names copies its shard too.
+        let is_named = manifest.manifest().shard(rank).map(|it| &it.node) == Some(&me);
         let leftovers = match local.upload {
-            Upload::Fresh if all_in_sight => Leftovers::None,
+            Upload::Fresh if all_in_sight && is_named => Leftovers::None,
             _ if planted!("leftovers_not_looked_for") => Leftovers::None,
             _ => Leftovers::Perhaps,
         };

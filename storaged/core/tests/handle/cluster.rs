@@ -88,6 +88,9 @@ impl Scene for Past {
 
     /// A node that is lied to publishes anything.
     fn publishes(_: &mut Cluster, _: &CheckpointKey, _: usize) {}
+
+    /// A trainer goes back to a step of its run whose daemon has been restarted with nothing and has taken a lower one since.
+    fn overlooks(_: &mut Cluster, _: &CheckpointKey, _: Rank) {}
 }
 
 impl Cluster {

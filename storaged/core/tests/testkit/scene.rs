@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use storaged_core::{Curation, DurableFault, Input, Note, RequestId, SessionTally, Setup};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
-use storaged_wire::{NodeName, SlotId};
+use storaged_wire::{NodeName, Rank, SlotId};
 
 use super::names::{known_index, name};
 use super::process::{Payload, Pid};
@@ -170,6 +170,11 @@ pub trait Scene: Sized {
     /// A manifest is published, and the tier lacks so many of its shards.
     fn publishes(world: &mut World<Self>, key: &CheckpointKey, absent: usize) {
         assert_eq!(absent, 0, "the manifest is written last: {key:?}");
+    }
+
+    /// A copy begins that looks for nothing in the tier, and one of the same shard had begun before.
+    fn overlooks(world: &mut World<Self>, key: &CheckpointKey, rank: Rank) {
+        panic!("what lies in the tier is looked for: rank {rank} of {key:?}");
     }
 
     /// What was published later is not listed.
