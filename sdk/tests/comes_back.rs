@@ -205,6 +205,11 @@ fn a_slot_of_another_daemon_is_other_memory() {
         staged
     };
     let (one, two) = (save(1, b"first"), save(2, b"again"));
+    let until = Instant::now() + Duration::from_secs(20);
+    while !one.memory().is_mapped() {
+        assert!(Instant::now() < until, "pages are mapped behind a save");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     assert_eq!(
         (one.memory_number(), start_of(&one)),
         (two.memory_number(), start_of(&two))

@@ -4,15 +4,16 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
+use rustix::param::page_size;
+use rustix::process::{Resource, getrlimit};
+
 use crate::mapping::Mapping;
 use crate::slot::{Slot, SlotError};
 
 /// Shorter copies into pages that are not mapped cost less by page faults than by calls.
-const CALL_BYTES: usize = 64 << 10;
+const CALL_BYTES: usize = 4 << 10;
 /// Page tables of so many bytes are filled at once: some 50 ms.
 const PAGES_AT_ONCE_BYTES: usize = 32 << 20;
-/// Page tables begin and end here.
-const PAGE_BYTES: usize = 4096;
 
 /// None are known to be mapped, and nobody sees to it.
 const UNMAPPED: u8 = 0;
@@ -27,11 +28,10 @@ const MAPPED: u8 = 2;
 /// fault. The kernel lets one thread at a time write to a file: of several the others clear and map theirs ahead.
 #[derive(Debug)]
 pub struct SlotMemory {
-    slot: Slot,
     mapping: Mapping,
     pages: AtomicU8,
-    /// Held by the thread that writes through the file.
-    writing: Mutex<()>,
+    /// Held by the thread that writes through the file; none where that is not to be, or no more.
+    file: Mutex<Option<Slot>>,
 }
 
 impl SlotMemory {
@@ -41,11 +41,13 @@ impl SlotMemory {
     /// [`SlotError::Os`] if the kernel refuses.
     pub fn new(slot: Slot) -> Result<Self, SlotError> {
         let mapping = Mapping::unfilled(&slot)?;
+        // Whoever writes beyond what his process may (`ulimit -f`) is ended by a signal; through a mapping nobody is.
+        let longest = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
+        let file = Some(slot).filter(|slot| slot.capacity() <= longest);
         Ok(Self {
-            slot,
             mapping,
             pages: AtomicU8::new(UNMAPPED),
-            writing: Mutex::new(()),
+            file: Mutex::new(file),
         })
     }
 
@@ -57,7 +59,7 @@ impl SlotMemory {
     /// Copies `bytes` to `offset`.
     ///
     /// # Errors
-    /// [`SlotError::Outside`] if they do not fit, [`SlotError::Os`] if there is no memory for them.
+    /// [`SlotError::Outside`] if they do not fit.
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<(), SlotError> {
         // SAFETY: a reference is readable for its length.
         unsafe { self.copy_from(offset, bytes.as_ptr(), bytes.len()) }
@@ -76,19 +78,39 @@ impl SlotMemory {
         source: *const u8,
         length: usize,
     ) -> Result<(), SlotError> {
-        let is_mapped = self.pages.load(Ordering::Acquire) == MAPPED;
-        if !is_mapped && length >= CALL_BYTES {
-            if let Ok(_alone) = self.writing.try_lock() {
-                // SAFETY: the caller vouches that the bytes are readable. Nothing looks at them by this reference but the kernel, which
-                // copies them whatever else happens to them.
-                let bytes = unsafe { std::slice::from_raw_parts(source, length) };
-                return self.slot.write_at(offset as u64, bytes);
+        if !self.is_mapped() && length >= CALL_BYTES {
+            // SAFETY: as the caller vouches.
+            if unsafe { self.is_written(offset, source, length) } {
+                return Ok(());
             }
-            let begin = offset - offset % PAGE_BYTES;
-            self.mapping.fill(begin, length + (offset - begin));
+            let begin = offset - offset % page_size();
+            self.mapping
+                .fill(begin, length.saturating_add(offset - begin));
         }
         // SAFETY: as the caller vouches.
         unsafe { self.mapping.copy_from(offset, source, length) }
+    }
+
+    /// Writes through the file, unless another thread does or that cannot be; then the mapping says what is wrong.
+    ///
+    /// # Safety
+    /// As [`SlotMemory::copy_from`].
+    unsafe fn is_written(&self, offset: usize, source: *const u8, length: usize) -> bool {
+        let Ok(file) = self.file.try_lock() else {
+            return false;
+        };
+        let Some(file) = file.as_ref() else {
+            return false;
+        };
+        // SAFETY: the caller vouches that the bytes are readable. Nothing looks at them by this reference but the kernel, which copies them
+        // whatever else happens to them.
+        let bytes = unsafe { std::slice::from_raw_parts(source, length) };
+        file.write_at(offset as u64, bytes).is_ok()
+    }
+
+    /// Whether all pages are mapped.
+    pub fn is_mapped(&self) -> bool {
+        self.pages.load(Ordering::Acquire) == MAPPED
     }
 
     /// Maps all pages, unless `is_called_away` says to end early; false if it did.
@@ -103,7 +125,7 @@ impl SlotMemory {
             }
             self.mapping.fill(start, PAGES_AT_ONCE_BYTES);
         }
-        self.pages.store(MAPPED, Ordering::Release);
+        self.all_are_mapped();
         true
     }
 
@@ -129,6 +151,14 @@ impl SlotMemory {
         }
     }
 
+    fn all_are_mapped(&self) {
+        self.pages.store(MAPPED, Ordering::Release);
+        // Its descriptor is of no more use. A thread that writes still has it till the end of the process.
+        if let Ok(mut file) = self.file.try_lock() {
+            *file = None;
+        }
+    }
+
     fn is_mine_to_map(&self) -> bool {
         let (before, after) = (Ordering::AcqRel, Ordering::Acquire);
         let taken = self
@@ -144,9 +174,16 @@ mod tests {
 
     const PIECE: usize = 1 << 20;
 
-    fn read(memory: &SlotMemory, offset: usize, length: usize) -> Vec<u8> {
+    /// Memory of so many bytes, and the slot as the daemon has it.
+    fn made(bytes: u64) -> (Slot, SlotMemory) {
+        let slot = Slot::create(bytes).unwrap();
+        let memory = SlotMemory::new(slot.try_clone().unwrap()).unwrap();
+        (slot, memory)
+    }
+
+    fn read(slot: &Slot, offset: usize, length: usize) -> Vec<u8> {
         let mut out = vec![0; length];
-        memory.slot.read_at(offset as u64, &mut out).unwrap();
+        slot.read_at(offset as u64, &mut out).unwrap();
         out
     }
 
@@ -158,31 +195,30 @@ mod tests {
     #[test]
     fn what_is_copied_in_is_in_the_slot_mapped_or_not() {
         let bytes = pattern(PIECE + 3);
-        let is_mapped = |memory: &SlotMemory| memory.pages.load(Ordering::Acquire) == MAPPED;
         for map_first in [false, true] {
-            let memory = SlotMemory::new(Slot::create(4 << 20).unwrap()).unwrap();
+            let (slot, memory) = made(4 << 20);
             if map_first {
                 assert!(memory.map_pages(|| false));
             }
-            assert_eq!(is_mapped(&memory), map_first);
+            assert_eq!(memory.is_mapped(), map_first);
             memory.copy_in(4095, &bytes).unwrap();
             memory.copy_in(2 << 20, b"short").unwrap();
-            assert_eq!(read(&memory, 4095, bytes.len()), bytes);
-            assert_eq!(read(&memory, 2 << 20, 5), b"short");
-            assert_eq!(read(&memory, 3 << 20, PIECE), vec![0; PIECE]);
+            assert_eq!(read(&slot, 4095, bytes.len()), bytes);
+            assert_eq!(read(&slot, 2 << 20, 5), b"short");
+            assert_eq!(read(&slot, 3 << 20, PIECE), vec![0; PIECE]);
         }
     }
 
     #[test]
     fn what_does_not_fit_is_refused_mapped_or_not() {
-        let memory = SlotMemory::new(Slot::create(1 << 20).unwrap()).unwrap();
+        let (slot, memory) = made(1 << 20);
         let long = vec![1; PIECE];
         for _ in 0..2 {
             for (offset, bytes) in [(1, &long[..]), (PIECE - 1, b"xy"), (usize::MAX, b"x")] {
                 let refused = memory.copy_in(offset, bytes);
                 assert!(matches!(refused, Err(SlotError::Outside { .. })));
             }
-            assert_eq!(read(&memory, 0, PIECE), vec![0; PIECE]);
+            assert_eq!(read(&slot, 0, PIECE), vec![0; PIECE]);
             assert!(memory.map_pages(|| false));
         }
     }
@@ -190,7 +226,8 @@ mod tests {
     #[test]
     fn threads_copy_into_new_memory_at_once_and_every_byte_arrives() {
         let bytes = pattern(16 * PIECE);
-        let memory = Arc::new(SlotMemory::new(Slot::create(bytes.len() as u64).unwrap()).unwrap());
+        let (slot, memory) = made(bytes.len() as u64);
+        let memory = Arc::new(memory);
         thread::scope(|scope| {
             for at in 0..4 {
                 let (memory, bytes) = (&memory, &bytes);
@@ -202,14 +239,25 @@ mod tests {
                 });
             }
         });
-        assert_eq!(read(&memory, 0, bytes.len()), bytes);
+        assert_eq!(read(&slot, 0, bytes.len()), bytes);
         let whole = unsafe { std::slice::from_raw_parts(memory.mapping.start(), bytes.len()) };
         assert_eq!(whole, bytes);
+        while !memory.is_mapped() {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn where_the_file_cannot_be_written_the_mapping_takes_the_bytes() {
+        let (slot, memory) = made(2 << 20);
+        *memory.file.lock().unwrap() = None;
+        memory.copy_in(5, &pattern(PIECE)).unwrap();
+        assert_eq!(read(&slot, 5, PIECE), pattern(PIECE));
     }
 
     #[test]
     fn whoever_is_called_away_leaves_the_pages_for_the_next() {
-        let memory = SlotMemory::new(Slot::create(64 << 20).unwrap()).unwrap();
+        let (_, memory) = made(64 << 20);
         let mut asked = 0;
         let is_called_away = || {
             asked += 1;
@@ -217,6 +265,6 @@ mod tests {
         };
         assert!(!memory.map_pages(is_called_away));
         assert!(memory.map_pages(|| false));
-        assert_eq!(memory.pages.load(Ordering::Acquire), MAPPED);
+        assert!(memory.is_mapped() && memory.file.lock().unwrap().is_none());
     }
 }

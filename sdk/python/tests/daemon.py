@@ -138,7 +138,11 @@ def flip(daemon, body, at):
     """Changes a byte of a shard in the daemon's shared memory; how many slots have it."""
     found = 0
     for link in Path(f"/proc/{daemon.process.pid}/fd").iterdir():
-        if "storaged-slot" not in os.readlink(link):
+        try:
+            is_slot = "storaged-slot" in os.readlink(link)
+        except FileNotFoundError:  # closed meanwhile
+            continue
+        if not is_slot:
             continue
         with link.open("r+b") as memory:
             if memory.read(4096) != body[:4096]:

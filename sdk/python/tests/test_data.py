@@ -272,22 +272,27 @@ import base64, hashlib, json, os, pickle, sys, time
 from storaged.data import ResumableLoader
 from test_data import loader_of
 
-kind, log = sys.argv[1], sys.argv[2]
-lines = open(log).read().splitlines() if os.path.exists(log) else []
-if lines and not lines[-1].endswith("}"):
-    raise SystemExit("a line was torn")
-loader = ResumableLoader(loader_of(kind), ahead=3, behind=1)
-if lines:
-    loader.load_state_dict(pickle.loads(base64.b64decode(json.loads(lines[-1])["state"])))
-said = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-while loader.epoch < 2:
-    if kind == "plain":
-        loader.loader.sampler.set_epoch(loader.epoch)
-    for batch in loader:
-        digest = hashlib.sha256(batch["x"].numpy().tobytes()).hexdigest()[:12]
-        line = {"y": batch["y"].tolist(), "x": digest, "state": base64.b64encode(pickle.dumps(loader.state_dict())).decode(), "recovered": loader.recovered}
-        os.write(said, (json.dumps(line) + "\\n").encode())
-        time.sleep(0.03)
+def main():
+    kind, log = sys.argv[1], sys.argv[2]
+    lines = open(log).read().splitlines() if os.path.exists(log) else []
+    if lines and not lines[-1].endswith("}"):
+        raise SystemExit("a line was torn")
+    loader = ResumableLoader(loader_of(kind), ahead=3, behind=1)
+    if lines:
+        loader.load_state_dict(pickle.loads(base64.b64decode(json.loads(lines[-1])["state"])))
+    said = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    while loader.epoch < 2:
+        if kind == "plain":
+            loader.loader.sampler.set_epoch(loader.epoch)
+        for batch in loader:
+            digest = hashlib.sha256(batch["x"].numpy().tobytes()).hexdigest()[:12]
+            line = {"y": batch["y"].tolist(), "x": digest, "state": base64.b64encode(pickle.dumps(loader.state_dict())).decode(), "recovered": loader.recovered}
+            os.write(said, (json.dumps(line) + "\\n").encode())
+            time.sleep(0.03)
+
+# Workers of a data loader may be started anew, and import this file.
+if __name__ == "__main__":
+    main()
 """
 
 

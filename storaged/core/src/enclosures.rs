@@ -137,7 +137,7 @@ impl Context {
 
     /// Whether all of these are here that are not empty.
     pub(crate) fn has_enclosures(&self, named: &[Enclosure]) -> bool {
-        let has = |it: &Enclosure| it.is_empty() || self.enclosures.has(it.digest);
+        let has = |it: &Enclosure| it.is_empty() || self.enclosures.holds(it);
         named.iter().all(has)
     }
 

@@ -90,7 +90,13 @@ impl Scene for Past {
     fn publishes(_: &mut Cluster, _: &CheckpointKey, _: usize) {}
 
     /// A trainer goes back to a step of its run whose daemon has been restarted with nothing and has taken a lower one since.
-    fn overlooks(_: &mut Cluster, _: &CheckpointKey, _: Rank) {}
+    fn overlooks(_: &mut Cluster, pid: Pid, key: &CheckpointKey, _: Rank) {
+        let is_first_life = pid.generation <= NODES as u64;
+        assert!(
+            !is_first_life,
+            "what lies in the tier is looked for: {key:?}"
+        );
+    }
 }
 
 impl Cluster {

@@ -173,8 +173,8 @@ pub trait Scene: Sized {
     }
 
     /// A copy begins that looks for nothing in the tier, and one of the same shard had begun before.
-    fn overlooks(world: &mut World<Self>, key: &CheckpointKey, rank: Rank) {
-        panic!("what lies in the tier is looked for: rank {rank} of {key:?}");
+    fn overlooks(world: &mut World<Self>, pid: Pid, key: &CheckpointKey, rank: Rank) {
+        panic!("what lies in the tier is looked for: rank {rank} of {key:?} by {pid:?}");
     }
 
     /// What was published later is not listed.

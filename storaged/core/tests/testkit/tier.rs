@@ -435,7 +435,7 @@ impl<S: Scene> World<S> {
         let is_first = self.tier.begun.insert((key.clone(), upload.rank));
         self.tier.expected.push(upload.leftovers);
         if !is_first && upload.leftovers == Leftovers::None {
-            S::overlooks(self, &key, upload.rank);
+            S::overlooks(self, pid, &key, upload.rank);
         }
         if S::PAYLOAD != Payload::Bytes {
             return;

@@ -28,9 +28,6 @@ def make_slots(writer: StoragedWriter, state_dict: dict[str, Any], deadline: Dea
             shard = writer.new_shard(deadline)
             made.append(shard)
             prepare_state_dict(shard, state_dict)
-            if shard.slot is not None:
-                shard.slot.get_ready()
-        return sum(shard.slot.capacity for shard in made if shard.slot is not None)
     except StoragedError as error:
         # One slot is enough to begin with, and a save says itself what it lacks.
         logger.info("slots could not be made ahead: %s", error)
@@ -39,6 +36,11 @@ def make_slots(writer: StoragedWriter, state_dict: dict[str, Any], deadline: Dea
     finally:
         for shard in made:
             writer.give_up(shard)
+    slots = [shard.slot for shard in made if shard.slot is not None]
+    # Once they have been given back: a save that does not wait may take them meanwhile.
+    for slot in slots:
+        slot.get_ready()
+    return sum(slot.capacity for slot in slots)
 
 
 class Termination:

@@ -129,6 +129,7 @@ class Pins:
             known = self._known.pop(slot.id, None)
             if known is None or known.address != slot.address:
                 known = None  # the number's earlier memory goes first
+                slot.get_ready()  # piece by piece: the driver would do it in one call, and hold up all that maps memory
                 known = Pinned(slot, device)
                 self._warn(slot, known)
             self._known[slot.id] = known

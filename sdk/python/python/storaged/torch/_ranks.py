@@ -343,9 +343,13 @@ class Ranks:
         """Whether that rank has come to a later save."""
         return bool(self._ahead({rank: ""}, at))
 
-    def left_out(self, rank: int, what: str, at: At, deadline: Deadline) -> RanksMissing:
+    def ahead(self, rank: int, at: At) -> dict[int, int]:
+        """That rank and its step, if it is past the save."""
+        return self._ahead({rank: ""}, at)
+
+    def left_out(self, rank: int, what: str, ahead: dict[int, int], deadline: Deadline) -> RanksMissing:
         """For whoever waits for a rank that is past the save."""
-        return self._missing([rank], self._ahead({rank: ""}, at), what, deadline)
+        return self._missing([rank], ahead, what, deadline)
 
     def _missing(self, missing: list[int], ahead: dict[int, int], what: str, deadline: Deadline) -> RanksMissing:
         who = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing[:20])) + (", ..." if len(missing) > 20 else "")

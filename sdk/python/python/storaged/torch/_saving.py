@@ -131,17 +131,17 @@ class Save:
     def hear_begin(self, limit: Deadline | None = None) -> str:
         """On the other ranks: waits until rank 0 has begun the step; the run."""
         limit = limit or self.deadline
+        ahead: dict[int, int] = {}
         while True:
-            # Before its word: rank 0 may begin the step again and go on at once.
-            has_gone_on = self.ranks.is_past(0, self.at)
             nonce, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, limit, self.at)
             if nonce not in self.seen:
                 break
-            # What is left of an attempt that failed.
-            if has_gone_on:
-                raise self.ranks.left_out(0, self.what, self.at, limit)
+            # What is left of an attempt that failed. Its word is read once more behind where rank 0 is: it may begin again and go on at once.
+            if ahead:
+                raise self.ranks.left_out(0, self.what, ahead, limit)
             limit.check(f"rank 0 to begin {self.what} again")
-            time.sleep(Ranks.LONGEST_PAUSE)
+            ahead = self.ranks.ahead(0, self.at)
+            time.sleep(0 if ahead else Ranks.LONGEST_PAUSE)
         self.nonce = nonce
         if run is None:
             self.seen.add(nonce)
