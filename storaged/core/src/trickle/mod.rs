@@ -236,3 +236,58 @@ impl Context {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use storaged_codec::digest;
+    use storaged_wire::local::DurableWish;
+    use storaged_wire::peer::{CheckpointKey, PeerMessage};
+    use storaged_wire::{Rank, SlotId};
+
+    use crate::api::{Leftovers, Output};
+    use crate::catalog::{LocalShard, Upload};
+    use crate::testkit::{chunk, hear, last_of, manifest};
+
+    /// `b` has a shard of rank 0 too, which is on `a` by the manifest: two processes claim that rank.
+    #[test]
+    fn only_the_node_that_a_manifest_names_looks_for_nothing_in_the_tier() {
+        let mut node = last_of(&["a", "c", "b"], 2, 1);
+        let manifest = manifest(2, &["a", "b"], &["c"], 4096, digest(b"root"));
+        let key = CheckpointKey::of(&manifest);
+        let manifest = manifest.seal().expect("a sound manifest");
+        let committed = PeerMessage::Committed {
+            manifest: manifest.bytes().to_vec().into(),
+            durable: DurableWish::Never,
+        };
+        hear(&mut node, 10, "a", committed);
+        let cx = node.context_mut();
+        let checkpoint = cx.checkpoint_named(manifest.name());
+        let checkpoint = checkpoint.expect("it is known");
+        for rank in [0, 1] {
+            let shard = LocalShard {
+                slot: SlotId::new(rank),
+                length: 4096,
+                chunk: chunk(),
+                digests: Some(([digest(b"chunk")].into(), digest(b"root"))),
+                prints: [].into(),
+                readers: BTreeSet::new(),
+                upload: Upload::Fresh,
+                sealed_at: crate::api::Now(10),
+            };
+            checkpoint.shards.insert(Rank::new(rank as u32), shard);
+        }
+        for rank in [0, 1] {
+            cx.start_upload(&key, Rank::new(rank));
+        }
+        let uploads = cx.out.iter().filter_map(|output| match output {
+            Output::Upload {
+                rank, leftovers, ..
+            } => Some((rank.get(), *leftovers)),
+            _ => None,
+        });
+        let uploads: Vec<(u32, Leftovers)> = uploads.collect();
+        assert_eq!(uploads, [(0, Leftovers::Perhaps), (1, Leftovers::None)]);
+    }
+}
