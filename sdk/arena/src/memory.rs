@@ -114,19 +114,8 @@ impl SlotMemory {
     }
 
     /// Maps all pages, unless `is_called_away` says to end early; false if it did.
-    pub fn map_pages(&self, mut is_called_away: impl FnMut() -> bool) -> bool {
-        if !self.is_mine_to_map() {
-            return true;
-        }
-        for start in (0..self.mapping.length()).step_by(PAGES_AT_ONCE_BYTES) {
-            if is_called_away() {
-                self.pages.store(UNMAPPED, Ordering::Release);
-                return false;
-            }
-            self.mapping.fill(start, PAGES_AT_ONCE_BYTES);
-        }
-        self.all_are_mapped();
-        true
+    pub fn map_pages(&self, is_called_away: impl FnMut() -> bool) -> bool {
+        !self.is_mine_to_map() || self.map_all(Mapping::fill, is_called_away)
     }
 
     /// Has a thread map the pages, once they have their bytes: later copies go through the mapping, on as many threads as one likes.
@@ -136,12 +125,8 @@ impl SlotMemory {
         }
         let memory = Arc::clone(self);
         let map = move || {
-            for start in (0..memory.mapping.length()).step_by(PAGES_AT_ONCE_BYTES) {
-                memory
-                    .mapping
-                    .fill_what_is_there(start, PAGES_AT_ONCE_BYTES);
-            }
-            memory.pages.store(MAPPED, Ordering::Release);
+            let nobody_else_has_it = || Arc::strong_count(&memory) == 1;
+            memory.map_all(Mapping::fill_what_is_there, nobody_else_has_it);
         };
         let begun = thread::Builder::new()
             .name("storaged-pages".into())
@@ -151,12 +136,25 @@ impl SlotMemory {
         }
     }
 
-    fn all_are_mapped(&self) {
-        self.pages.store(MAPPED, Ordering::Release);
-        // Its descriptor is of no more use. A thread that writes still has it till the end of the process.
+    fn map_all(
+        &self,
+        map: impl Fn(&Mapping, usize, usize),
+        mut is_called_away: impl FnMut() -> bool,
+    ) -> bool {
+        for start in (0..self.mapping.length()).step_by(PAGES_AT_ONCE_BYTES) {
+            if is_called_away() {
+                self.pages.store(UNMAPPED, Ordering::Release);
+                return false;
+            }
+            map(&self.mapping, start, PAGES_AT_ONCE_BYTES);
+        }
+        // Its descriptor is of no more use. Where a thread writes just now it stays open; waiting for that one could last for ever in the
+        // child of a fork.
         if let Ok(mut file) = self.file.try_lock() {
             *file = None;
         }
+        self.pages.store(MAPPED, Ordering::Release);
+        true
     }
 
     fn is_mine_to_map(&self) -> bool {
@@ -243,6 +241,18 @@ mod tests {
         while !memory.is_mapped() {
             thread::yield_now();
         }
+    }
+
+    #[test]
+    fn behind_a_save_pages_are_mapped_and_the_descriptor_is_closed() {
+        let (_, memory) = made(64 << 20);
+        let memory = Arc::new(memory);
+        memory.copy_in(0, &pattern(PIECE)).unwrap();
+        memory.map_pages_behind();
+        while !memory.is_mapped() {
+            thread::yield_now();
+        }
+        assert!(memory.file.lock().unwrap().is_none());
     }
 
     #[test]

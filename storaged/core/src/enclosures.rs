@@ -64,7 +64,8 @@ impl EnclosureStore {
 
     /// Whether it is here as it is named. A manifest may be forged: what has another length is not what it names.
     fn holds(&self, named: &Enclosure) -> bool {
-        self.has(named.digest) && self.length(&named.digest) == named.length
+        let here = self.kept.get(&named.digest);
+        here.is_some_and(|it| it.bytes.len() as u64 == named.length)
     }
 
     /// Bytes of one, if it is here.
@@ -99,8 +100,7 @@ impl EnclosureStore {
         match enclosed {
             Enclosed::Inline(bytes) => Some(bytes.clone()),
             Enclosed::Named(named) if named.is_empty() => Some(SharedBytes::default()),
-            Enclosed::Named(named) if !self.holds(named) => None,
-            Enclosed::Named(named) => self.get(named.digest),
+            Enclosed::Named(named) => self.get(named.digest).filter(|_| self.holds(named)),
         }
     }
 }

@@ -341,9 +341,9 @@ class Ranks:
 
     def is_past(self, rank: int, at: At | None) -> bool:
         """Whether that rank has come to a later save."""
-        return bool(self._ahead({rank: ""}, at))
+        return bool(self.ahead(rank, at))
 
-    def ahead(self, rank: int, at: At) -> dict[int, int]:
+    def ahead(self, rank: int, at: At | None) -> dict[int, int]:
         """That rank and its step, if it is past the save."""
         return self._ahead({rank: ""}, at)
 
