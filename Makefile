@@ -5,7 +5,12 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 TORCH := 2.15.0
+# What builds and tests the Python package beside PyTorch; count VENV up when it changes.
+PYTHON_TOOLS := numpy "maturin>=1.7,<2" pytest pytest-xdist fsspec
+VENV := .venv/.packages-2-$(TORCH)
 PYTHON := .venv/bin/python
+# Python's tests wait more than they compute: for daemons, and for processes that import PyTorch.
+PYTEST := $(PYTHON) -m pytest -q -n $(shell n=$$(nproc); echo $$((n < 4 ? n : 4))) --dist loadfile
 CARGO := cargo
 RUST_CRATES := --workspace --exclude storaged-python
 
@@ -25,13 +30,13 @@ packages:
 network-packages: packages
 	@$(PACKAGES) network
 
-.venv/.packages-$(TORCH): | packages
+$(VENV): | packages
 	@python3 -m venv .venv
-	@$(BUILD) "installing PyTorch $(TORCH) and what builds and tests the Python package into .venv (about 5 GB)" .venv/bin/pip install -q --disable-pip-version-check "torch==$(TORCH)" numpy "maturin>=1.7,<2" pytest fsspec
+	@$(BUILD) "installing PyTorch $(TORCH) and what builds and tests the Python package into .venv (about 5 GB)" .venv/bin/pip install -q --disable-pip-version-check "torch==$(TORCH)" $(PYTHON_TOOLS)
 	@touch $@
 
 .PHONY: venv
-venv: .venv/.packages-$(TORCH)
+venv: $(VENV)
 
 MATURIN := VIRTUAL_ENV=$(CURDIR)/.venv $(BUILD)
 
@@ -69,8 +74,8 @@ etcd: packages
 
 .PHONY: test
 test: network-packages etcd tests-built python-for-tests ## All tests: Rust, real processes, simulation, Python; ends with the runner's summary
-	@$(CARGO) test $(RUST_CRATES) --lib --bins --tests --no-fail-fast
-	@STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTHON) -m pytest -q sdk/python/tests
+	@python3 tests/fresh/failures.py $(CARGO) test $(RUST_CRATES) --lib --bins --tests --no-fail-fast
+	@STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTEST) sdk/python/tests
 
 .PHONY: wheel
 wheel: tests-built venv ## Wheels for manylinux_2_28, x86-64 and aarch64, tried without Rust or clang: target/wheels
@@ -91,7 +96,7 @@ frameworks: tests-built python-for-tests ## Lightning, Hugging Face, Accelerate,
 	@$(BUILD) "installing the frameworks into .venv" .venv/bin/pip install -q --disable-pip-version-check lightning transformers accelerate torchao safetensors tyro torchft megatron-core nvidia-resiliency-ext deepspeed torchdata "jax[cpu]" orbax-checkpoint s3fs "moto[server]"
 	@.venv/bin/pip install -q --disable-pip-version-check --no-deps torchtitan
 	@.venv/bin/pip install -q --disable-pip-version-check amzn-sagemaker-checkpointing boto3 s3torchconnector tenacity
-	@code=0; STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTHON) -m pytest -q --junitxml=target/frameworks.xml sdk/python/tests/test_frameworks.py \
+	@code=0; STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTEST) --junitxml=target/frameworks.xml sdk/python/tests/test_frameworks.py \
 		sdk/python/tests/test_hyperpod_client.py sdk/python/tests/test_torchft.py sdk/python/tests/test_deepspeed.py \
 		sdk/python/tests/test_orbax.py sdk/python/tests/test_megatron.py sdk/python/tests/test_data.py \
 		sdk/python/tests/test_kinds_of_state.py sdk/python/tests/test_export.py || code=$$?; \

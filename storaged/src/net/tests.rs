@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustls::pki_types::CertificateRevocationListDer;
@@ -93,6 +94,12 @@ struct Started {
     events: mpsc::Receiver<NetEvent>,
 }
 
+/// Each start is another one: a peer takes a second connection of one incarnation for a better one, and tells of no restart.
+fn incarnation() -> Generation {
+    static STARTS: AtomicU64 = AtomicU64::new(1);
+    Generation::new(STARTS.fetch_add(1, Ordering::Relaxed))
+}
+
 async fn start(directory: &Path, spec: Spec) -> Started {
     let files = TlsFiles {
         naming: spec.naming,
@@ -102,7 +109,7 @@ async fn start(directory: &Path, spec: Spec) -> Started {
     let config = NetConfig {
         place: name(spec.node),
         node: name(spec.node),
-        generation: Generation::new(spec.node as u64),
+        generation: incarnation(),
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         identity: TlsIdentity::load(&files).unwrap(),
         peers: spec.peers,
