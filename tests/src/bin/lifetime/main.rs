@@ -1,11 +1,12 @@
 //! What a cluster's months are made of, measured with real processes: restarts, upgrades, nodes that are lost and replaced, every loss of
 //! up to m nodes, an S3 server as registry, drains, the scrub, and kills at any moment. Writes the keys of `docs/bench/lifetime.json`.
 //!
-//!     lifetime [--write FILE] [--kills 200] [--only restart,upgrade,replace,registry,detect,losses,losses-replaced,losses-beyond,drain,scrub,torture]
+//!     lifetime [--write FILE] [--kills 200] [--only restart,upgrade,foreseen,replace,registry,detect,losses,losses-replaced,losses-beyond,drain,scrub,torture]
 
 mod beyond;
 mod care;
 mod detect;
+mod foreseen;
 mod losses;
 mod nodes;
 mod registry;
@@ -73,9 +74,10 @@ fn main() -> Result<()> {
     let mut figures = Figures::new();
     let torture = |figures: &mut Figures| torture::measure(figures, args.kills, args.seed);
     type Part<'a> = (&'a str, &'a dyn Fn(&mut Figures) -> Result<()>);
-    let parts: [Part<'_>; 11] = [
+    let parts: [Part<'_>; 12] = [
         ("restart", &restart::restarts),
         ("upgrade", &restart::upgrades),
+        ("foreseen", &foreseen::measure),
         ("detect", &detect::measure),
         ("replace", &replace::measure),
         ("registry", &registry::measure),
