@@ -14,35 +14,58 @@ import sys
 # The report of one test among those that libtest shows of a binary whose tests failed.
 REPORT = re.compile(r"---- (\S.*) stdout ----$")
 RUNNING = re.compile(r"\s*Running .*\(.*/(\S+)-[0-9a-f]{16}\)")
-# Lines of a report that say nothing of the cause.
-EMPTY = re.compile(r"\s*$|note: |thread '.*' \(?.*panicked at|stack backtrace:|\s*\d+: |\s+at ")
+# The cause stands behind the first, and in the line of the second.
+PANICKED = re.compile(r"thread '.*' .*panicked at ")
+RETURNED = re.compile(r"Error: ")
+# What belongs to a cause: both sides of a comparison, and what an error comes from.
+MORE = re.compile(r"\s+(left|right|\d+): ")
+# A binary that was ended: none of its tests has a report.
+ENDED = re.compile(r"\s*process didn't exit successfully: .* \((signal: .*)\)$")
+COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # A log's end has room for so much.
 FAILURES_SHOWN = 12
-CHARACTERS_SHOWN = 160
+CHARACTERS_SHOWN = 200
 
 
 class Failures:
     """What the lines so far have told of tests that failed."""
 
     def __init__(self) -> None:
-        self.causes: dict[str, str] = {}
+        self.causes: dict[str, list[str]] = {}
         self.binary, self.test = "", ""
+        # Whether lines are of a cause: the next one is its first, or it goes on, or neither.
+        self.cause = "nowhere"
 
     def line(self, line: str) -> None:
-        line = line.rstrip()
+        line = COLOURS.sub("", line.rstrip())
         if running := RUNNING.match(line):
             self.binary, self.test = running[1], ""
+        elif ended := ENDED.match(line):
+            self.causes[f"{self.binary} as a whole"] = [ended[1]]
         elif report := REPORT.match(line):
-            self.test = f"{self.binary} {report[1]}"
-            self.causes[self.test] = ""
+            self.test, self.cause = f"{self.binary} {report[1]}", "nowhere"
+            self.causes[self.test] = []
         elif line == "failures:":
             self.test = ""
-        elif self.test and not self.causes[self.test] and not EMPTY.match(line):
-            self.causes[self.test] = line.strip()
+        elif self.test:
+            self.reported(self.causes[self.test], line)
+
+    def reported(self, causes: list[str], line: str) -> None:
+        """A line of a test's report. What the test printed before it failed is no cause."""
+        if PANICKED.match(line):
+            causes.clear()
+            self.cause = "next"
+        elif self.cause == "next" or RETURNED.match(line):
+            causes[:] = [line.strip()]
+            self.cause = "here"
+        elif self.cause == "here" and (MORE.match(line) or line.strip() in ("", "Caused by:")):
+            causes.extend(line.split())
+        else:
+            self.cause = "nowhere"
 
     def told(self) -> list[str]:
         shown = list(self.causes.items())[:FAILURES_SHOWN]
-        lines = [f"{test}: {cause}"[:CHARACTERS_SHOWN] for test, cause in shown]
+        lines = [f"{test}: {' '.join(cause)}"[:CHARACTERS_SHOWN] for test, cause in shown]
         more = len(self.causes) - len(shown)
         return lines + ([f"and {more} more"] if more else [])
 

@@ -124,16 +124,18 @@ impl SlotMemory {
             return;
         }
         let memory = Arc::clone(self);
-        let map = move || {
-            let nobody_else_has_it = || Arc::strong_count(&memory) == 1;
-            memory.map_all(Mapping::fill_what_is_there, nobody_else_has_it);
-        };
+        let map = move || memory.map_for_others(Mapping::fill_what_is_there);
         let begun = thread::Builder::new()
             .name("storaged-pages".into())
             .spawn(map);
         if begun.is_err() {
             self.pages.store(UNMAPPED, Ordering::Release);
         }
+    }
+
+    /// Maps what others have, as long as somebody does.
+    fn map_for_others(self: Arc<Self>, map: impl Fn(&Mapping, usize, usize)) {
+        self.map_all(map, || Arc::strong_count(&self) == 1);
     }
 
     fn map_all(
@@ -168,9 +170,13 @@ impl SlotMemory {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     const PIECE: usize = 1 << 20;
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     /// Memory of so many bytes, and the slot as the daemon has it.
     fn made(bytes: u64) -> (Slot, SlotMemory) {
@@ -183,6 +189,14 @@ mod tests {
         let mut out = vec![0; length];
         slot.read_at(offset as u64, &mut out).unwrap();
         out
+    }
+
+    fn until_mapped(memory: &SlotMemory) {
+        let began = Instant::now();
+        while !memory.is_mapped() {
+            assert!(began.elapsed() < PATIENCE, "the pages are not mapped");
+            thread::yield_now();
+        }
     }
 
     /// A byte for every place that is none of its neighbours'.
@@ -238,9 +252,7 @@ mod tests {
             }
         });
         assert_eq!(read(&slot, 0, bytes.len()), bytes);
-        while !memory.is_mapped() {
-            thread::yield_now();
-        }
+        until_mapped(&memory);
     }
 
     #[test]
@@ -249,10 +261,21 @@ mod tests {
         let memory = Arc::new(memory);
         memory.copy_in(0, &pattern(PIECE)).unwrap();
         memory.map_pages_behind();
-        while !memory.is_mapped() {
-            thread::yield_now();
-        }
+        until_mapped(&memory);
         assert!(memory.file.lock().unwrap().is_none());
+    }
+
+    #[test]
+    fn pages_that_nobody_has_any_more_are_not_mapped() {
+        let (_, memory) = made(3 * PAGES_AT_ONCE_BYTES as u64);
+        let memory = Arc::new(memory);
+        let others = Mutex::new(Some(Arc::clone(&memory)));
+        let pieces = AtomicUsize::new(0);
+        memory.map_for_others(|_, _, _| {
+            pieces.fetch_add(1, Ordering::Relaxed);
+            drop(others.lock().unwrap().take());
+        });
+        assert_eq!(pieces.into_inner(), 1);
     }
 
     #[test]

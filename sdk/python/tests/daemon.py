@@ -1,5 +1,6 @@
 """A real `storaged` process for tests, and ranks that are real processes."""
 
+import itertools
 import json
 import os
 import re
@@ -28,10 +29,28 @@ def executable():
     return max(found, key=lambda path: path.stat().st_mtime)
 
 
+# The kernel gives ports from 32768 on to whoever connects: a daemon that is started again could not listen there then. Each of pytest's
+# workers gives away its own, another process of tests begins elsewhere among them.
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+PORTS_EACH = 1_000
+NEXT_PORT = itertools.count(os.getpid())
+
+
+def is_free(port):
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        with socket.socket(socket.AF_INET, kind) as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                return False
+    return True
+
+
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port of TCP and of UDP on which nobody listens."""
+    first = 20_000 + WORKER % 12 * PORTS_EACH
+    some = (first + next(NEXT_PORT) % PORTS_EACH for _ in range(PORTS_EACH))
+    return next(port for port in some if is_free(port))
 
 
 class Daemon:
@@ -120,7 +139,7 @@ budget = "{budget}"
 def cluster(folder, nodes, k, m, extra, ports=()):
     """Nodes that know each other, with one durable tier. A node's port stands for PORT in `extra`."""
     folder, names = Path(folder), [f"n{number}" for number in range(nodes)]
-    certificates, addresses = folder / "certs", {name: f"127.0.0.1:{free_udp_port()}" for name in names}
+    certificates, addresses = folder / "certs", {name: f"127.0.0.1:{free_port()}" for name in names}
     issue = [["ca", certificates], *(["issue", certificates, name] for name in names)]
     for arguments in issue:
         subprocess.run([executable(), "cert", *map(str, arguments)], check=True, capture_output=True)
@@ -151,12 +170,6 @@ def flip(daemon, body, at):
             memory.write(bytes([body[at] ^ 1]))
             found += 1
     return found
-
-
-def free_udp_port():
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 # How a test tells the ranks it starts what to do: the body of a function, with `rank`, `checkpointer` and friends at hand.

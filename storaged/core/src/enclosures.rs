@@ -64,8 +64,12 @@ impl EnclosureStore {
 
     /// Whether it is here as it is named. A manifest may be forged: what has another length is not what it names.
     fn holds(&self, named: &Enclosure) -> bool {
+        self.kept_as(named).is_some()
+    }
+
+    fn kept_as(&self, named: &Enclosure) -> Option<&KeptEnclosure> {
         let here = self.kept.get(&named.digest);
-        here.is_some_and(|it| it.bytes.len() as u64 == named.length)
+        here.filter(|it| it.bytes.len() as u64 == named.length)
     }
 
     /// Bytes of one, if it is here.
@@ -100,7 +104,7 @@ impl EnclosureStore {
         match enclosed {
             Enclosed::Inline(bytes) => Some(bytes.clone()),
             Enclosed::Named(named) if named.is_empty() => Some(SharedBytes::default()),
-            Enclosed::Named(named) => self.get(named.digest).filter(|_| self.holds(named)),
+            Enclosed::Named(named) => self.kept_as(named).map(|kept| kept.bytes.clone()),
         }
     }
 }

@@ -94,7 +94,7 @@ struct Started {
     events: mpsc::Receiver<NetEvent>,
 }
 
-/// Each start is another one: a peer takes a second connection of one incarnation for a better one, and tells of no restart.
+/// Each start is a new incarnation: a second connection of the same one is taken for a better connection, and no restart is told.
 fn incarnation() -> Generation {
     static STARTS: AtomicU64 = AtomicU64::new(1);
     Generation::new(STARTS.fetch_add(1, Ordering::Relaxed))
