@@ -27,7 +27,7 @@ pub fn until(what: &str, mut look: impl FnMut() -> Result<()>) -> Result<Duratio
 
 /// A shard's bytes, unlike those of other steps and ranks (xorshift, Marsaglia 2003).
 pub fn filled(length: usize, step: u64, rank: u32) -> Vec<u8> {
-    let mut state = step.wrapping_mul(0x9E37_79B9).wrapping_add(u64::from(rank)) | 1;
+    let mut state = step.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (u64::from(rank) + 1);
     let words = (0..length / 8).map(|_| {
         state ^= state << 13;
         state ^= state >> 7;

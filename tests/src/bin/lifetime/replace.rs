@@ -30,7 +30,7 @@ const BLOCKS: u64 = 2;
 /// Two that keep a shard, one that codes, and the spare.
 const MACHINES: usize = 4;
 const REPLACE_AFTER: &str = "replace_after = \"3s\"\n";
-/// Each link, each way: a quarter of the rate at which two cores copy over loopback, so that the link is what limits.
+/// Each link, each way: a tenth of the rate at which a copy comes over loopback, so that the link is what limits.
 const LINK: LinkRate = LinkRate::megabits(300);
 /// Sessions that a change of places causes begin within this time.
 const AFTER_A_CHANGE: Duration = Duration::from_secs(8);
