@@ -266,7 +266,7 @@ pub fn shards_from(bytes: usize, world: u32, step: u64) -> Vec<Vec<u8>> {
     (0..world)
         .map(|rank| {
             let length = bytes + rank as usize * 100_003;
-            let mut state = step.wrapping_mul(0x9E37_79B9).wrapping_add(u64::from(rank)) | 1;
+            let mut state = step.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (u64::from(rank) + 1);
             (0..length)
                 .map(|_| {
                     state ^= state << 13;
