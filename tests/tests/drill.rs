@@ -41,6 +41,23 @@ fn memory_used(system: &System) -> Result<Vec<u64>> {
     Ok(used.collect::<Result<_, _>>()?)
 }
 
+/// Once what the save itself took has been given back. It is shown once a second.
+fn memory_at_rest(system: &System) -> Result<Vec<u64>> {
+    let (began, mut last) = (Instant::now(), memory_used(system)?);
+    let mut same = 0;
+    while same < 2 {
+        std::thread::sleep(Duration::from_millis(1_500));
+        let now = memory_used(system)?;
+        same = if now == last { same + 1 } else { 0 };
+        ensure!(
+            began.elapsed() < Duration::from_secs(60),
+            "{last:?}, {now:?}"
+        );
+        last = now;
+    }
+    Ok(last)
+}
+
 fn number(report: &Value, key: &str) -> u64 {
     report[key].as_u64().unwrap_or(u64::MAX)
 }
@@ -48,9 +65,7 @@ fn number(report: &Value, key: &str) -> u64 {
 #[test]
 fn every_two_nodes_of_six_may_be_lost_and_nothing_changes() -> Result<()> {
     let system = protected()?;
-    // What the save itself took and gave back is shown by then.
-    std::thread::sleep(Duration::from_secs(3));
-    let before = memory_used(&system)?;
+    let before = memory_at_rest(&system)?;
     // Asked of a node that holds a shard, and of one that holds parity.
     for node in [0, 5] {
         let (code, report) = drill(&system, node, &["--sample", "3"])?;
