@@ -74,7 +74,8 @@ etcd: packages
 
 .PHONY: test
 test: network-packages etcd tests-built python-for-tests ## All tests: Rust, real processes, simulation, Python; ends with the runner's summary
-	@python3 tests/fresh/failures.py $(CARGO) test $(RUST_CRATES) --lib --bins --tests --no-fail-fast
+	@python3 -m unittest discover -q -s tests/fresh
+	@python3 tests/fresh/rust_tests.py $(CARGO) test $(RUST_CRATES) --lib --bins --tests
 	@STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTEST) sdk/python/tests
 
 .PHONY: wheel
