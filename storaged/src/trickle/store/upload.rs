@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use bytes::Bytes;
+use crc_fast::CrcAlgorithm::Crc64Nvme;
 use md5::{Digest, Md5};
 use twox_hash::XxHash3_128;
 
@@ -68,6 +69,8 @@ pub enum PartDigest {
     Xxh3(u128),
     /// S3's entity tag, which for most servers is the MD5 of the part.
     ETag(String),
+    /// CRC-64/NVME, which S3 computes too, and the entity tag.
+    Crc64 { sum: u64, tag: String },
 }
 
 /// One part that the store holds.
@@ -93,6 +96,7 @@ impl PartState {
         self.length == bytes.len() as u64
             && match &self.digest {
                 PartDigest::Xxh3(hash) => *hash == XxHash3_128::oneshot(bytes),
+                PartDigest::Crc64 { sum, .. } => *sum == crc_fast::checksum(Crc64Nvme, bytes),
                 PartDigest::ETag(tag) => tag
                     .trim_matches('"')
                     .eq_ignore_ascii_case(&hex::encode(Md5::digest(bytes))),

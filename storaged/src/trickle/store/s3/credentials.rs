@@ -12,7 +12,7 @@ use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::{self, ProvideCredentials, future};
 use thiserror::Error;
 
-use super::client::S3Config;
+use super::config::S3Config;
 use crate::trickle::store::StoreError;
 
 /// Credentials of a file.

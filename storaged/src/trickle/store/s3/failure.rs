@@ -2,6 +2,7 @@
 
 use std::error::Error;
 
+use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_s3::config::http::HttpResponse;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 
@@ -31,6 +32,9 @@ impl Context {
         let code = error.code().unwrap_or_default().to_owned();
         let message = error.message().unwrap_or_default().to_owned();
         let cause = Cause(crate::driver::chain(&error));
+        if let Some(failed) = credentials_failure(&error) {
+            return self.without_credentials(failed, cause);
+        }
         match (&error, status) {
             (SdkError::ConstructionFailure(_), _) => StoreError::Invalid {
                 what: self.what.clone(),
@@ -122,6 +126,28 @@ impl Context {
         }
     }
 
+    /// Nobody has given credentials; an answer that did not come may come later.
+    fn without_credentials(&self, failed: &CredentialsError, cause: Cause) -> StoreError {
+        let source = cause.into();
+        let what =
+            self.described("no S3 credentials from a file, the environment, a profile or a role");
+        match failed {
+            CredentialsError::CredentialsNotLoaded(_)
+            | CredentialsError::InvalidConfiguration(_) => StoreError::Denied { what, source },
+            _ => StoreError::Unavailable { what, source },
+        }
+    }
+
+    /// A server that has computed another checksum than that of what was sent.
+    pub(super) fn kept_otherwise(&self, key: &ObjectKey, sent: u64, kept: u64) -> StoreError {
+        StoreError::Corrupt {
+            key: key.clone(),
+            what: self.described(&format!(
+                "sent bytes with CRC-64/NVME {sent:016x}, the server keeps {kept:016x}"
+            )),
+        }
+    }
+
     fn missing(&self, code: &str, what: String) -> StoreError {
         match (&self.key, &self.upload) {
             (Some(key), Some(upload)) if code != "NoSuchBucket" => StoreError::NoUpload {
@@ -135,6 +161,13 @@ impl Context {
     fn described(&self, said: &str) -> String {
         format!("{} ({said})", self.what)
     }
+}
+
+/// What the provider of credentials said, if it is that which failed.
+fn credentials_failure<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e CredentialsError> {
+    let causes = std::iter::successors(Some(error), |&error| error.source());
+    let mut failures = causes.filter_map(|error| error.downcast_ref());
+    failures.next()
 }
 
 /// A server's answer without something that every answer of its kind has.

@@ -20,13 +20,17 @@ use super::{
     StoreLimits, StoredForm, Upload, check_asked, check_range, check_small,
 };
 
+mod chain;
 mod client;
+mod config;
 mod credentials;
 mod failure;
+mod objects;
 mod uploads;
 
-pub use client::S3Config;
+pub use config::S3Config;
 use failure::{Context, answer_lacks};
+use objects::ObjectSettings;
 
 /// A bucket, or the part of it below a prefix.
 #[derive(Debug, Clone)]
@@ -35,6 +39,7 @@ pub struct S3 {
     bucket: String,
     /// Empty, or ending in a slash.
     prefix: String,
+    objects: ObjectSettings,
 }
 
 impl S3 {
@@ -143,38 +148,60 @@ impl Store for S3 {
             .key(self.name(upload.key()));
         let request = request
             .upload_id(upload.id().to_string())
-            .part_number(number_in_s3(part));
+            .part_number(number_in_s3(part))
+            .set_request_payer(self.objects.payer.clone());
+        let asked = self.objects.algorithm().map(|_| objects::crc64(&bytes));
+        let request = request.set_checksum_crc64_nvme(asked.map(objects::crc64_text));
         let sent = request.body(ByteStream::from(bytes)).send().await;
         let answer = sent.map_err(|error| context.error(error))?;
         let tag = answer
             .e_tag
             .ok_or_else(|| answer_lacks(&context, "an entity tag"))?;
-        Ok(PartState {
-            length,
-            digest: PartDigest::ETag(tag),
-        })
+        let said = objects::crc64_said(answer.checksum_crc64_nvme.as_deref());
+        let digest = match (asked, said) {
+            (Some(sent), Some(kept)) if sent != kept => {
+                return Err(context.kept_otherwise(upload.key(), sent, kept));
+            }
+            (Some(sum), Some(_)) => PartDigest::Crc64 { sum, tag },
+            // The server knows no such checksum.
+            _ => PartDigest::ETag(tag),
+        };
+        Ok(PartState { length, digest })
     }
 
     async fn complete(&self, upload: &Upload, length: u64) -> Result<(), StoreError> {
         upload.check_complete(length)?;
         let mut parts = CompletedMultipartUpload::builder();
         for (part, state) in upload.done() {
-            let PartDigest::ETag(tag) = &state.digest else {
-                continue;
+            let (tag, sum) = match &state.digest {
+                PartDigest::ETag(tag) => (tag, None),
+                PartDigest::Crc64 { sum, tag } => (tag, Some(objects::crc64_text(*sum))),
+                PartDigest::Xxh3(_) => continue,
             };
-            let number = number_in_s3(*part);
-            parts = parts.parts(
-                CompletedPart::builder()
-                    .part_number(number)
-                    .e_tag(tag)
-                    .build(),
-            );
+            let entry = CompletedPart::builder().part_number(number_in_s3(*part));
+            let entry = entry.e_tag(tag).set_checksum_crc64_nvme(sum);
+            parts = parts.parts(entry.build());
         }
         let request = self.client.complete_multipart_upload().bucket(&self.bucket);
         let name = self.name(upload.key());
         let request = request.key(&name).upload_id(upload.id().to_string());
+        let request = request.set_request_payer(self.objects.payer.clone());
         let sent = request.multipart_upload(parts.build()).send().await;
-        match sent.map_err(|error| self.upload_context("complete", upload).error(error)) {
+        let context = self.upload_context("complete", upload);
+        let answer = sent.map_err(|error| context.error(error));
+        if let Ok(answer) = &answer {
+            let kept = objects::crc64_said(answer.checksum_crc64_nvme());
+            match (objects::crc64_of_parts(upload), kept) {
+                (Some(sent), Some(kept)) if sent == kept => return Ok(()),
+                (Some(sent), Some(kept)) => {
+                    // Another call would find its length right.
+                    self.delete(upload.key()).await?;
+                    return Err(context.kept_otherwise(upload.key(), sent, kept));
+                }
+                _ => {}
+            }
+        }
+        match answer {
             // It is what was sent, whole.
             Ok(answer) if uploads::is_of_parts(answer.e_tag(), upload) => return Ok(()),
             // Ceph names the object and no tag. Whoever publishes the checkpoint compares the lengths that a listing gives.
@@ -204,7 +231,8 @@ impl Store for S3 {
         let request = self.client.abort_multipart_upload().bucket(&self.bucket);
         let request = request
             .key(self.name(upload.key()))
-            .upload_id(upload.id().to_string());
+            .upload_id(upload.id().to_string())
+            .set_request_payer(self.objects.payer.clone());
         match request
             .send()
             .await
@@ -235,6 +263,10 @@ impl Store for S3 {
             .key(self.name(key));
         let request = request
             .if_none_match("*")
+            .set_server_side_encryption(self.objects.encryption.clone())
+            .set_ssekms_key_id(self.objects.kms_key.clone())
+            .set_tagging(self.objects.tagging.clone())
+            .set_request_payer(self.objects.payer.clone())
             .body(ByteStream::from(bytes.clone()));
         match request
             .send()
@@ -261,7 +293,8 @@ impl Store for S3 {
             .client
             .get_object()
             .bucket(&self.bucket)
-            .key(self.name(key));
+            .key(self.name(key))
+            .set_request_payer(self.objects.payer.clone());
         let request = match &range {
             None => request,
             // HTTP cannot name an empty range.
@@ -321,7 +354,8 @@ impl Store for S3 {
             .client
             .head_object()
             .bucket(&self.bucket)
-            .key(self.name(key));
+            .key(self.name(key))
+            .set_request_payer(self.objects.payer.clone());
         let answer = request.send().await.map_err(|error| context.error(error))?;
         let length = answer
             .content_length
@@ -337,7 +371,8 @@ impl Store for S3 {
             let request = self.client.list_objects_v2().bucket(&self.bucket);
             let request = request
                 .prefix(self.prefix_of(under))
-                .set_continuation_token(next);
+                .set_continuation_token(next)
+                .set_request_payer(self.objects.payer.clone());
             let page = request.send().await.map_err(|error| context.error(error))?;
             for object in page.contents() {
                 let length = u64::try_from(object.size().unwrap_or(0)).unwrap_or(0);
@@ -364,6 +399,7 @@ impl Store for S3 {
         let request = self.client.list_objects_v2().bucket(&self.bucket);
         let request = request.prefix(self.prefix_of(under)).max_keys(limit);
         let request = request.set_start_after(after.map(|key| self.name(key)));
+        let request = request.set_request_payer(self.objects.payer.clone());
         let page = request.send().await.map_err(|error| context.error(error))?;
         let entries = page.contents().iter().filter_map(|object| {
             let length = u64::try_from(object.size().unwrap_or(0)).unwrap_or(0);
@@ -390,6 +426,7 @@ impl Store for S3 {
             let request = self.client.list_objects_v2().bucket(&self.bucket);
             let request = request.prefix(&prefix).delimiter("/");
             let request = request.set_continuation_token(next);
+            let request = request.set_request_payer(self.objects.payer.clone());
             let page = request.send().await.map_err(|error| context.error(error))?;
             for folder in page.common_prefixes() {
                 let name = folder.prefix().and_then(|name| name.strip_prefix(&prefix));
@@ -410,7 +447,8 @@ impl Store for S3 {
             .client
             .delete_object()
             .bucket(&self.bucket)
-            .key(self.name(key));
+            .key(self.name(key))
+            .set_request_payer(self.objects.payer.clone());
         match request
             .send()
             .await

@@ -1,9 +1,10 @@
 //! Finding unfinished uploads and their parts again.
 
+use aws_sdk_s3::types::ChecksumType;
 use md5::{Digest, Md5};
 
 use super::failure::{Context, answer_lacks};
-use super::{LIST_ENTRIES_MAX, PartDigest, PartNumber, PartState, S3};
+use super::{LIST_ENTRIES_MAX, PartDigest, PartNumber, PartState, S3, objects};
 use crate::trickle::store::{ObjectKey, PartBytes, StoreError, Upload, UploadId};
 
 /// Whether an entity tag is the one that S3 gives an object of these parts: the MD5 of the parts' own, and how many there are. Servers whose
@@ -11,7 +12,7 @@ use crate::trickle::store::{ObjectKey, PartBytes, StoreError, Upload, UploadId};
 pub(super) fn is_of_parts(tag: Option<&str>, upload: &Upload) -> bool {
     let mut all = Md5::new();
     for part in upload.done().values() {
-        let PartDigest::ETag(tag) = &part.digest else {
+        let (PartDigest::ETag(tag) | PartDigest::Crc64 { tag, .. }) = &part.digest else {
             return false;
         };
         match hex::decode(tag.trim_matches('"')) {
@@ -43,6 +44,18 @@ impl S3 {
         let context = self.context("begin upload of", key);
         let request = self.client.create_multipart_upload();
         let request = request.bucket(&self.bucket).key(self.name(key));
+        let objects = &self.objects;
+        let algorithm = objects.algorithm();
+        // S3 has no other kind of this checksum.
+        let whole = algorithm.as_ref().map(|_| ChecksumType::FullObject);
+        let request = request
+            .set_storage_class(objects.storage_class.clone())
+            .set_server_side_encryption(objects.encryption.clone())
+            .set_ssekms_key_id(objects.kms_key.clone())
+            .set_tagging(objects.tagging.clone())
+            .set_request_payer(objects.payer.clone())
+            .set_checksum_algorithm(algorithm)
+            .set_checksum_type(whole);
         let sent = request.send().await;
         let answer = sent.map_err(|error| context.error(error))?;
         let id = answer
@@ -72,7 +85,8 @@ impl S3 {
                 .prefix(prefix);
             let request = request
                 .set_key_marker(markers.0)
-                .set_upload_id_marker(markers.1);
+                .set_upload_id_marker(markers.1)
+                .set_request_payer(self.objects.payer.clone());
             let page = request.send().await.map_err(|error| context.error(error))?;
             for upload in page.uploads() {
                 if let (Some(name), Some(id)) = (upload.key(), upload.upload_id()) {
@@ -100,7 +114,8 @@ impl S3 {
             let request = self.client.list_parts().bucket(&self.bucket);
             let request = request
                 .key(self.name(upload.key()))
-                .upload_id(upload.id().to_string());
+                .upload_id(upload.id().to_string())
+                .set_request_payer(self.objects.payer.clone());
             let sent = request.set_part_number_marker(marker).send().await;
             let page = sent.map_err(|error| context.error(error))?;
             for part in page.parts() {
@@ -112,7 +127,11 @@ impl S3 {
                     continue;
                 };
                 if length <= upload.part_bytes().get() {
-                    let digest = PartDigest::ETag(tag.to_owned());
+                    let tag = tag.to_owned();
+                    let digest = match objects::crc64_said(part.checksum_crc64_nvme()) {
+                        Some(sum) => PartDigest::Crc64 { sum, tag },
+                        None => PartDigest::ETag(tag),
+                    };
                     upload.note(PartNumber(number), PartState { length, digest });
                 }
             }

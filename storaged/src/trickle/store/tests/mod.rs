@@ -15,6 +15,8 @@ mod directory;
 mod encrypted;
 mod hostile;
 mod s3;
+mod s3_chain;
+mod s3_objects;
 mod wrappers;
 
 fn key(text: &str) -> ObjectKey {

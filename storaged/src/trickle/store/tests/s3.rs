@@ -1,9 +1,13 @@
 //! S3 against a server in this process, and against a real one where the environment names it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use aws_credential_types::Credentials;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use crc_fast::CrcAlgorithm::Crc64Nvme;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use s3s::auth::SimpleAuth;
@@ -22,36 +26,76 @@ use super::conformance::conforms;
 use super::encrypted::encrypted;
 use super::{key, part_bytes, part_of, pattern, randomness};
 
-const BUCKET: &str = "storaged-test";
+pub(super) const BUCKET: &str = "storaged-test";
 
 /// The test server's file system, with what it lacks: conditional creation that is safe against
 /// races, a list of unfinished uploads, and entity tags in the list of parts.
 struct Server {
     files: FileSystem,
+    root: PathBuf,
     creating: tokio::sync::Mutex<()>,
     uploads: Mutex<BTreeMap<String, Unfinished>>,
     tags: Tags,
     asked: Asked,
+    wishes: Arc<Mutex<Wishes>>,
 }
 
 /// What writes of parts have asked for, in order.
 type Asked = Arc<Mutex<Vec<&'static str>>>;
 
+/// What requests have said beside what they want.
+#[derive(Debug, Default)]
+pub(super) struct Wishes {
+    /// Of the last upload: its class, encryption, key and tags.
+    pub upload: [Option<String>; 4],
+    /// Of the last object that was put at once.
+    pub object: [Option<String>; 4],
+    /// Who pays, by each request.
+    pub payers: Vec<Option<String>>,
+    /// By whose keys requests were signed.
+    pub signers: BTreeSet<String>,
+}
+
+impl Wishes {
+    fn asked<T>(&mut self, request: &S3Request<T>, payer: Option<&RequestPayer>) {
+        self.payers.push(payer.map(|it| it.as_str().to_owned()));
+        let signer = request.credentials.as_ref();
+        self.signers.extend(signer.map(|it| it.access_key.clone()));
+    }
+}
+
 /// The entity tags of objects that were written in parts.
 #[derive(Clone, Copy, PartialEq)]
-enum Tags {
+pub(super) enum Tags {
     /// As S3 makes them of those of the parts.
     OfParts,
     /// As of a server that encrypts.
     Others,
     /// None, as of Ceph.
     Missing,
+    /// As of a server that encrypts, and computes checksums.
+    Checksums,
+    /// The same, and it has kept other bytes than it was sent.
+    WrongChecksums,
+}
+
+impl Tags {
+    /// Whether those of parts are not their MD5.
+    fn say_nothing(self) -> bool {
+        matches!(self, Self::Checksums | Self::WrongChecksums)
+    }
 }
 
 struct Unfinished {
     key: String,
     begun: u64,
-    tags: BTreeMap<i32, ETag>,
+    parts: BTreeMap<i32, Part>,
+}
+
+/// What is told of a part.
+struct Part {
+    tag: ETag,
+    sum: Option<String>,
 }
 
 #[async_trait::async_trait]
@@ -61,6 +105,19 @@ impl Serve for Server {
         r: S3Request<PutObjectInput>,
     ) -> S3Result<S3Response<PutObjectOutput>> {
         let _one_at_a_time = self.creating.lock().await;
+        {
+            let mut wishes = self.wishes.lock().unwrap();
+            wishes.asked(&r, r.input.request_payer.as_ref());
+            wishes.object = [
+                r.input.storage_class.as_ref().map(|it| it.as_str().into()),
+                r.input
+                    .server_side_encryption
+                    .as_ref()
+                    .map(|it| it.as_str().into()),
+                r.input.ssekms_key_id.clone(),
+                r.input.tagging.clone(),
+            ];
+        }
         self.files.put_object(r).await
     }
 
@@ -70,12 +127,25 @@ impl Serve for Server {
     ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
         self.asked.lock().unwrap().push("begin");
         let key = r.input.key.clone();
+        {
+            let mut wishes = self.wishes.lock().unwrap();
+            wishes.asked(&r, r.input.request_payer.as_ref());
+            wishes.upload = [
+                r.input.storage_class.as_ref().map(|it| it.as_str().into()),
+                r.input
+                    .server_side_encryption
+                    .as_ref()
+                    .map(|it| it.as_str().into()),
+                r.input.ssekms_key_id.clone(),
+                r.input.tagging.clone(),
+            ];
+        }
         let answer = self.files.create_multipart_upload(r).await?;
         let mut uploads = self.uploads.lock().unwrap();
         let unfinished = Unfinished {
             key,
             begun: uploads.len() as u64,
-            tags: BTreeMap::new(),
+            parts: BTreeMap::new(),
         };
         uploads.insert(answer.output.upload_id.clone().unwrap(), unfinished);
         Ok(answer)
@@ -90,11 +160,21 @@ impl Serve for Server {
         if !self.uploads.lock().unwrap().contains_key(&id) {
             return Err(s3s::s3_error!(NoSuchUpload));
         }
-        let answer = self.files.upload_part(r).await?;
+        let payer = r.input.request_payer.as_ref();
+        self.wishes.lock().unwrap().asked(&r, payer);
+        let sum = match self.tags {
+            Tags::Checksums => r.input.checksum_crc64nvme.clone(),
+            Tags::WrongChecksums => Some("AAAAAAAAAAA=".into()),
+            Tags::OfParts | Tags::Others | Tags::Missing => None,
+        };
+        let mut answer = self.files.upload_part(r).await?;
+        if self.tags.say_nothing() {
+            answer.output.e_tag = Some(ETag::Strong("another".into()));
+        }
+        answer.output.checksum_crc64nvme = sum.clone();
+        let tag = answer.output.e_tag.clone().unwrap();
         if let Some(unfinished) = self.uploads.lock().unwrap().get_mut(&id) {
-            unfinished
-                .tags
-                .insert(number, answer.output.e_tag.clone().unwrap());
+            unfinished.parts.insert(number, Part { tag, sum });
         }
         Ok(answer)
     }
@@ -104,13 +184,15 @@ impl Serve for Server {
         r: S3Request<ListPartsInput>,
     ) -> S3Result<S3Response<ListPartsOutput>> {
         let id = r.input.upload_id.clone();
+        let payer = r.input.request_payer.as_ref();
+        self.wishes.lock().unwrap().asked(&r, payer);
         let mut answer = self.files.list_parts(r).await?;
         let uploads = self.uploads.lock().unwrap();
         for part in answer.output.parts.iter_mut().flatten() {
             let number = part.part_number.unwrap();
-            part.e_tag = uploads
-                .get(&id)
-                .and_then(|unfinished| unfinished.tags.get(&number).cloned());
+            let known = uploads.get(&id).and_then(|it| it.parts.get(&number));
+            part.e_tag = known.map(|part| part.tag.clone());
+            part.checksum_crc64nvme = known.and_then(|part| part.sum.clone());
         }
         Ok(answer)
     }
@@ -120,6 +202,8 @@ impl Serve for Server {
         r: S3Request<ListMultipartUploadsInput>,
     ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
         self.asked.lock().unwrap().push("list");
+        let payer = r.input.request_payer.as_ref();
+        self.wishes.lock().unwrap().asked(&r, payer);
         let prefix = r.input.prefix.unwrap_or_default();
         let uploads = self.uploads.lock().unwrap();
         let found = uploads
@@ -146,19 +230,38 @@ impl Serve for Server {
     ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
         self.asked.lock().unwrap().push("complete");
         let id = r.input.upload_id.clone();
+        let payer = r.input.request_payer.as_ref();
+        self.wishes.lock().unwrap().asked(&r, payer);
         if self.uploads.lock().unwrap().remove(&id).is_none() {
             return Err(s3s::s3_error!(NoSuchUpload));
         }
+        let parts = r
+            .input
+            .multipart_upload
+            .iter()
+            .flat_map(|it| it.parts.iter().flatten());
+        let sums = parts.map(|part| part.checksum_crc64nvme.clone());
+        let sums = sums.collect::<Option<Vec<_>>>();
+        let key = r.input.key.clone();
         let mut answer = self.files.complete_multipart_upload(r).await?;
         let tag = match self.tags {
             Tags::OfParts => return Ok(answer),
-            Tags::Others => Some(ETag::Strong("another".into())),
+            Tags::Others | Tags::Checksums | Tags::WrongChecksums => {
+                Some(ETag::Strong("another".into()))
+            }
             Tags::Missing => None,
         };
+        // As of a server that reads it all again; it does so only if each part was named with its own.
+        let of_whole = sums.filter(|_| self.tags == Tags::Checksums).map(|_| key);
+        let root = self.root.clone();
         if let Some(done) = answer.output.future.take() {
             answer.output.future = Some(Box::pin(async move {
                 let mut output = done.await?;
                 output.e_tag = tag;
+                output.checksum_crc64nvme = of_whole.map(|key| {
+                    let bytes = std::fs::read(root.join(BUCKET).join(key)).unwrap();
+                    STANDARD.encode(crc_fast::checksum(Crc64Nvme, &bytes).to_be_bytes())
+                });
                 Ok(output)
             }));
         }
@@ -169,6 +272,8 @@ impl Serve for Server {
         &self,
         r: S3Request<AbortMultipartUploadInput>,
     ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
+        let payer = r.input.request_payer.as_ref();
+        self.wishes.lock().unwrap().asked(&r, payer);
         if self
             .uploads
             .lock()
@@ -185,6 +290,8 @@ impl Serve for Server {
         &self,
         r: S3Request<GetObjectInput>,
     ) -> S3Result<S3Response<GetObjectOutput>> {
+        let payer = r.input.request_payer.as_ref();
+        self.wishes.lock().unwrap().asked(&r, payer);
         self.files.get_object(r).await
     }
 
@@ -193,6 +300,8 @@ impl Serve for Server {
         r: S3Request<HeadObjectInput>,
     ) -> S3Result<S3Response<HeadObjectOutput>> {
         self.asked.lock().unwrap().push("look");
+        let payer = r.input.request_payer.as_ref();
+        self.wishes.lock().unwrap().asked(&r, payer);
         self.files.head_object(r).await
     }
 
@@ -200,6 +309,8 @@ impl Serve for Server {
         &self,
         r: S3Request<ListObjectsV2Input>,
     ) -> S3Result<S3Response<ListObjectsV2Output>> {
+        let payer = r.input.request_payer.as_ref();
+        self.wishes.lock().unwrap().asked(&r, payer);
         self.files.list_objects_v2(r).await
     }
 
@@ -207,27 +318,40 @@ impl Serve for Server {
         &self,
         r: S3Request<DeleteObjectInput>,
     ) -> S3Result<S3Response<DeleteObjectOutput>> {
+        let payer = r.input.request_payer.as_ref();
+        self.wishes.lock().unwrap().asked(&r, payer);
         self.files.delete_object(r).await
     }
 }
 
 /// Serves a directory as S3 on a free port of the loopback, as long as the runtime lives.
 async fn serve(root: &std::path::Path) -> String {
-    serve_with(root, Tags::OfParts).await.0
+    serve_with(root, Tags::OfParts).await.endpoint
 }
 
-async fn serve_with(root: &std::path::Path, tags: Tags) -> (String, Asked) {
+/// A server that runs.
+pub(super) struct Served {
+    pub endpoint: String,
+    asked: Asked,
+    pub wishes: Arc<Mutex<Wishes>>,
+}
+
+pub(super) async fn serve_with(root: &std::path::Path, tags: Tags) -> Served {
     std::fs::create_dir(root.join(BUCKET)).unwrap();
-    let asked = Asked::default();
+    let (asked, wishes) = (Asked::default(), Arc::default());
     let server = Server {
         files: FileSystem::new(root).unwrap(),
         creating: tokio::sync::Mutex::new(()),
         uploads: Mutex::default(),
         tags,
+        root: root.to_owned(),
         asked: asked.clone(),
+        wishes: Arc::clone(&wishes),
     };
     let mut builder = S3ServiceBuilder::new(server);
-    builder.set_auth(SimpleAuth::from_single("key", "secret"));
+    let mut auth = SimpleAuth::from_single("key", "secret");
+    auth.register("key2".into(), "secret2".into());
+    builder.set_auth(auth);
     let service = builder.build();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -241,7 +365,11 @@ async fn serve_with(root: &std::path::Path, tags: Tags) -> (String, Asked) {
             });
         }
     });
-    (endpoint, asked)
+    Served {
+        endpoint,
+        asked,
+        wishes,
+    }
 }
 
 fn config(endpoint: &str, bucket: &str, prefix: &str) -> S3Config {
@@ -249,7 +377,7 @@ fn config(endpoint: &str, bucket: &str, prefix: &str) -> S3Config {
     toml::from_str(&text).unwrap()
 }
 
-fn client(endpoint: &str, secret: &str) -> S3 {
+pub(super) fn client(endpoint: &str, secret: &str) -> S3 {
     let credentials = Credentials::new("key", secret, None, None, "test");
     S3::with_credentials(&config(endpoint, BUCKET, "some/prefix"), credentials).unwrap()
 }
@@ -297,7 +425,9 @@ async fn a_new_client_resumes_an_upload() {
 /// What it takes to write an object of two parts.
 async fn asked_for_two_parts(tags: Tags, leftovers: Leftovers) -> Vec<&'static str> {
     let root = tempfile::tempdir().unwrap();
-    let (endpoint, asked) = serve_with(root.path(), tags).await;
+    let Served {
+        endpoint, asked, ..
+    } = serve_with(root.path(), tags).await;
     let store = client(&endpoint, "secret");
     let size = part_bytes(&store);
     let bytes = pattern(size.get() as usize + 10, 1);
