@@ -175,10 +175,15 @@ check: packages licences ## What must hold before a commit lands: lint, licences
 	@$(MAKE) torch-versions
 	@$(MAKE) typed
 	@$(MAKE) places-in-s3
+	@$(MAKE) azure
 	@$(MAKE) kill-loop
 	@$(MAKE) torture KILLS=200 SECONDS=60 LIFETIME_WRITE=
 	@$(MAKE) soak MINUTES=5 SOAK_WRITE=
 	@$(MAKE) fresh
+
+.PHONY: azure
+azure: tests-built ## The durable tier's conformance suite against Azurite, Microsoft's emulator (npm)
+	@tests/azure/azurite.sh $(CARGO) test $(RUST_CRATES) --lib -- azurite_conforms
 
 .PHONY: places-in-s3
 places-in-s3: network-packages tests-built ## Eight nodes in network namespaces whose registry is a real S3 server (root, Ceph's packages)

@@ -11,8 +11,8 @@ use super::lazy::{Attempt, Lazy};
 use super::place::{EmptyPlace, MarkerConfig, Placed, check_expected, is_marked};
 use super::unproven::{Check, Unproven};
 use super::{
-    Directory, ObjectKey, Randomness, RetryPolicy, Retrying, S3, S3Config, Store, StoreError,
-    StoreLimits,
+    AzureConfig, CloudStore, Directory, GcsConfig, ObjectKey, Randomness, RetryPolicy, Retrying,
+    S3, S3Config, Store, StoreError, StoreLimits,
 };
 
 /// The durable tier's part of the configuration file.
@@ -31,6 +31,10 @@ pub enum StoreConfig {
     },
     /// A bucket of an S3 server.
     S3(S3Config),
+    /// A bucket of Google Cloud Storage.
+    Gcs(GcsConfig),
+    /// A container of Azure Blob Storage.
+    Azure(AzureConfig),
 }
 
 /// By which calls a directory's files are written.
@@ -137,19 +141,27 @@ fn attempts(
             });
             Ok((limits, attempt))
         }
-        StoreConfig::S3(config) => {
-            let s3 = S3::open(config)?;
-            let limits = s3.limits();
-            let attempt: Attempt = Box::new(move || {
-                let (s3, randomness) = (s3.clone(), Arc::clone(&randomness));
-                let nothing: Check = Box::new(|| Box::pin(std::future::ready(Ok(()))));
-                Box::pin(async move {
-                    settled(Arc::new(s3), nothing, randomness, &EmptyPlace::Bucket).await
-                })
-            });
-            Ok((limits, attempt))
+        StoreConfig::S3(config) => Ok(bucket(Arc::new(S3::open(config)?), randomness)),
+        StoreConfig::Gcs(config) => {
+            let store = CloudStore::gcs(config, Arc::clone(&randomness))?;
+            Ok(bucket(Arc::new(store), randomness))
+        }
+        StoreConfig::Azure(config) => {
+            let store = CloudStore::azure(config, Arc::clone(&randomness))?;
+            Ok(bucket(Arc::new(store), randomness))
         }
     }
+}
+
+/// Attempts to open what is there or not, and never only seems to be empty.
+fn bucket(store: Arc<dyn Store>, randomness: Arc<dyn Randomness>) -> (StoreLimits, Attempt) {
+    let limits = store.limits();
+    let attempt: Attempt = Box::new(move || {
+        let (store, randomness) = (Arc::clone(&store), Arc::clone(&randomness));
+        let nothing: Check = Box::new(|| Box::pin(std::future::ready(Ok(()))));
+        Box::pin(async move { settled(store, nothing, randomness, &EmptyPlace::Bucket).await })
+    });
+    (limits, attempt)
 }
 
 /// Makes a directory ready, in bounded time.

@@ -1,7 +1,7 @@
 //! The durable tier: one trait, and the back ends and wrappers that implement it.
 //!
 //! Order of reading: [`Store`], then `key`, `upload` and `error`, then the back ends
-//! [`Directory`], [`S3`] and the fake [`FakeStore`], then the wrappers [`Retrying`], [`Throttled`], [`Encrypted`] and
+//! [`Directory`], [`S3`], [`CloudStore`] and the fake [`FakeStore`], then the wrappers [`Retrying`], [`Throttled`], [`Encrypted`] and
 //! [`Faulty`], and last [`open`], which makes a store from its configuration.
 //!
 //! A store knows keys and bytes, nothing of checkpoints. What it promises, and what one conformance
@@ -17,6 +17,7 @@ use bytes::Bytes;
 use storaged_core::Leftovers;
 
 mod aligned;
+mod cloud;
 mod config;
 mod directory;
 mod encrypted;
@@ -37,6 +38,7 @@ mod upload;
 mod tests;
 
 pub use aligned::aligned;
+pub use cloud::{AzureConfig, CloudStore, GcsConfig};
 pub use config::{
     DirectoryIo, FileIoConfig, PageCacheConfig, StoreConfig, open, open_lazily, probe,
 };

@@ -69,6 +69,8 @@ pub enum PartDigest {
     Xxh3(u128),
     /// S3's entity tag, which for most servers is the MD5 of the part.
     ETag(String),
+    /// XXH3 of 128 bits, and what a service calls the part when it puts the object together.
+    Named { hash: u128, name: String },
     /// CRC-64/NVME, which S3 computes too, and the entity tag.
     Crc64 { sum: u64, tag: String },
 }
@@ -95,7 +97,9 @@ impl PartState {
     pub fn matches(&self, bytes: &Bytes) -> bool {
         self.length == bytes.len() as u64
             && match &self.digest {
-                PartDigest::Xxh3(hash) => *hash == XxHash3_128::oneshot(bytes),
+                PartDigest::Xxh3(hash) | PartDigest::Named { hash, .. } => {
+                    *hash == XxHash3_128::oneshot(bytes)
+                }
                 PartDigest::Crc64 { sum, .. } => *sum == crc_fast::checksum(Crc64Nvme, bytes),
                 PartDigest::ETag(tag) => tag
                     .trim_matches('"')

@@ -344,21 +344,26 @@ fn differing(before: &Gauges, after: &Gauges) -> Vec<String> {
 /// Nodes of which a gauge does not return to what it was.
 fn leaking(job: &mut Job, before: &[Gauges]) -> Result<usize> {
     job.settle()?;
-    let mut leaks = 0;
+    let mut leaking: Vec<usize> = Vec::new();
     let settled = until("gauges as before", || {
         let differ: Vec<Vec<String>> = before
             .iter()
             .zip(job.gauges()?)
             .map(|(before, after)| differing(before, &after))
             .collect();
-        leaks = differ.iter().filter(|one| !one.is_empty()).count();
-        ensure!(leaks == 0, "{differ:?}");
+        leaking = (0..differ.len())
+            .filter(|node| !differ[*node].is_empty())
+            .collect();
+        ensure!(leaking.is_empty(), "{differ:?}");
         Ok(())
     });
     if let Err(error) = settled {
         println!("{:?}: {error:#}", job.shape);
+        for node in &leaking {
+            println!("n{node}: {}", job.system.cluster.status(*node)?);
+        }
     }
-    Ok(leaks)
+    Ok(leaking.len())
 }
 
 /// The kills of one cluster: how many lost something, and how many nodes have kept something.

@@ -126,7 +126,7 @@ pub(super) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-pub(super) fn checked_prefix(prefix: &str) -> Result<String, StoreError> {
+pub(in crate::trickle::store) fn checked_prefix(prefix: &str) -> Result<String, StoreError> {
     let prefix = prefix.trim_end_matches('/');
     if prefix.is_empty() {
         return Ok(String::new());
@@ -134,7 +134,7 @@ pub(super) fn checked_prefix(prefix: &str) -> Result<String, StoreError> {
     let key: ObjectKey = prefix.parse()?;
     if prefix.len() > PREFIX_BYTES_MAX {
         return Err(StoreError::Invalid {
-            what: "S3 prefix".into(),
+            what: "prefix of the durable tier".into(),
             expected: format!("at most {PREFIX_BYTES_MAX} bytes"),
             got: format!("{} bytes", prefix.len()),
         });

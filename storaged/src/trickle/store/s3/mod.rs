@@ -29,6 +29,7 @@ mod objects;
 mod uploads;
 
 pub use config::S3Config;
+pub(super) use config::checked_prefix;
 use failure::{Context, answer_lacks};
 use objects::ObjectSettings;
 
@@ -176,7 +177,7 @@ impl Store for S3 {
             let (tag, sum) = match &state.digest {
                 PartDigest::ETag(tag) => (tag, None),
                 PartDigest::Crc64 { sum, tag } => (tag, Some(objects::crc64_text(*sum))),
-                PartDigest::Xxh3(_) => continue,
+                PartDigest::Xxh3(_) | PartDigest::Named { .. } => continue,
             };
             let entry = CompletedPart::builder().part_number(number_in_s3(*part));
             let entry = entry.e_tag(tag).set_checksum_crc64_nvme(sum);

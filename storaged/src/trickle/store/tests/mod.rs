@@ -9,6 +9,7 @@ use super::{
     Directory, FileIoConfig, ObjectKey, PartBytes, PartNumber, SeededRandomness, Store, StoreError,
 };
 
+mod cloud;
 mod config;
 mod conformance;
 mod directory;

@@ -8,6 +8,9 @@ use aws_credential_types::Credentials;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use crc_fast::CrcAlgorithm::Crc64Nvme;
+use hyper::body::Incoming;
+use hyper::service::{Service, service_fn};
+use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use s3s::auth::SimpleAuth;
@@ -104,6 +107,14 @@ impl Serve for Server {
         &self,
         r: S3Request<PutObjectInput>,
     ) -> S3Result<S3Response<PutObjectOutput>> {
+        let mut r = r;
+        // As Google says it.
+        if r.headers
+            .get("x-goog-if-generation-match")
+            .is_some_and(|it| it == "0")
+        {
+            r.input.if_none_match = Some(ETagCondition::Any);
+        }
         let _one_at_a_time = self.creating.lock().await;
         {
             let mut wishes = self.wishes.lock().unwrap();
@@ -337,6 +348,25 @@ pub(super) struct Served {
 }
 
 pub(super) async fn serve_with(root: &std::path::Path, tags: Tags) -> Served {
+    serve_to(root, tags, Who::Known).await
+}
+
+/// Who is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Who {
+    /// Who signs with keys that the server knows.
+    Known,
+    /// Who has Google's kind of token.
+    Bearer(&'static str),
+}
+
+/// Lets those in who show this token; S3's own service knows only signatures.
+fn admit(request: &mut Request<Incoming>, token: &str) -> bool {
+    let shown = request.headers_mut().remove("authorization");
+    shown.is_some_and(|it| it.as_bytes() == format!("Bearer {token}").as_bytes())
+}
+
+pub(super) async fn serve_to(root: &std::path::Path, tags: Tags, who: Who) -> Served {
     std::fs::create_dir(root.join(BUCKET)).unwrap();
     let (asked, wishes) = (Asked::default(), Arc::default());
     let server = Server {
@@ -349,19 +379,33 @@ pub(super) async fn serve_with(root: &std::path::Path, tags: Tags) -> Served {
         wishes: Arc::clone(&wishes),
     };
     let mut builder = S3ServiceBuilder::new(server);
-    let mut auth = SimpleAuth::from_single("key", "secret");
-    auth.register("key2".into(), "secret2".into());
-    builder.set_auth(auth);
+    if who == Who::Known {
+        let mut auth = SimpleAuth::from_single("key", "secret");
+        auth.register("key2".into(), "secret2".into());
+        builder.set_auth(auth);
+    }
     let service = builder.build();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let service = service.clone();
+            let guarded = service_fn(move |mut request: Request<Incoming>| {
+                let service = service.clone();
+                async move {
+                    if let Who::Bearer(token) = who
+                        && !admit(&mut request, token)
+                    {
+                        let refused = Response::builder().status(403);
+                        return Ok(refused.body(s3s::Body::empty()).unwrap());
+                    }
+                    Service::call(&service, request).await
+                }
+            });
             tokio::spawn(async move {
                 let http = auto::Builder::new(TokioExecutor::new());
                 // A client that goes away is no failure of the test.
-                let _ = http.serve_connection(TokioIo::new(stream), service).await;
+                let _ = http.serve_connection(TokioIo::new(stream), guarded).await;
             });
         }
     });
