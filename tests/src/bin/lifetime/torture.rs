@@ -15,11 +15,12 @@ use crate::Figures;
 use crate::nodes::until;
 use crate::trainer::{Order, RankProcess};
 
-/// Gauges that are no account of what a node holds for somebody: the most that there ever was, rates, ages, and memory that is kept for ten
-/// minutes for the next who needs it.
-const NO_ACCOUNT: [&str; 4] = [
+/// Gauges that are no account of what a node holds for somebody: the most that there ever was, rates and what follows from them, ages, and
+/// memory that is kept for ten minutes for the next who needs it.
+const NO_ACCOUNT: [&str; 5] = [
     "storaged_encode_blocks_in_flight_most",
     "storaged_encode_link_bytes_per_second",
+    "storaged_encode_slow_nodes",
     "storaged_scrub_age_seconds",
     "storaged_memory_spare_bytes",
 ];
@@ -30,6 +31,9 @@ const SETTINGS: &str = "[memory]\nbudget = \"256MiB\"\n";
 /// Records are counted with what is remembered of steps that have ended, some hundred bytes each.
 const RECORDS: &str = "storaged_memory_records_bytes";
 const RECORDS_MORE: f64 = 65_536.0;
+/// A rank keeps as many slots as it has ever needed, three at most (`memory.slots_per_rank`): two are enough for it in peace.
+const USED: &str = "storaged_memory_used_bytes";
+const USED_MORE: f64 = 3.0 / 2.0;
 
 /// A number below this one: a seed says what is killed and when.
 fn below(dice: &dyn Entropy, most: u64) -> usize {
@@ -329,7 +333,8 @@ fn gauges_of(system: &System, node: usize) -> Result<Gauges> {
 fn differing(before: &Gauges, after: &Gauges) -> Vec<String> {
     let is_same = |name: &str, was: f64, is: f64| {
         let most = if name == RECORDS { RECORDS_MORE } else { 0.5 };
-        (was - is).abs() <= most || (name == CONNECTIONS && is < was)
+        let is_slots = name == USED && (was..=was * USED_MORE).contains(&is);
+        (was - is).abs() <= most || (name == CONNECTIONS && is < was) || is_slots
     };
     let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     let values = names.into_iter().map(|name| {

@@ -28,6 +28,8 @@ mod failure;
 mod objects;
 mod uploads;
 
+#[cfg(test)]
+pub(super) use config::PartChecksum;
 pub use config::S3Config;
 pub(super) use config::checked_prefix;
 use failure::{Context, answer_lacks};
