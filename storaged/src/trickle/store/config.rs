@@ -201,6 +201,8 @@ pub(super) async fn settled(
             );
             Arc::new(Unproven::new(retrying, check))
         }
+        // Nothing is missing in the tier: it is not there itself.
+        Err(StoreError::NotFound { what }) => return Err(StoreError::NotMounted { what }),
         Err(error) => return Err(error),
     };
     Ok(Arc::new(Placed::settle(usable, &*randomness, empty).await?))

@@ -164,7 +164,9 @@ impl StoreError {
             Self::NoUpload { .. } => "it was given up or completed elsewhere: begin it again",
             Self::Full { .. } => "free space or raise the quota; nothing older was dropped",
             Self::Denied { .. } => "check the credentials, the bucket's policy or the file owner",
-            Self::NotMounted { .. } => "mount the file system, or correct durable.path",
+            Self::NotMounted { .. } => {
+                "mount the file system, or correct durable.path, the bucket or the container"
+            }
             Self::NotPlain { .. } => {
                 "nothing was read or written behind it: remove it, and see who may write in the durable tier"
             }

@@ -3,14 +3,15 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use object_store::azure::{MicrosoftAzure, MicrosoftAzureBuilder};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::client::HttpConnector;
-use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::{ClientOptions, RetryConfig};
 use serde::Deserialize;
 
-use super::http::Connector;
-use super::{CloudStore, Leavings, Place};
+use super::http::CloudHttp;
+use super::{Bucket, CloudStore, Leavings};
+use crate::trickle::store::s3::variable;
 use crate::trickle::store::{Randomness, StoreError, StoreLimits, StoredForm};
 
 /// A bucket of Google Cloud Storage. Credentials come from a file, else from `GOOGLE_SERVICE_ACCOUNT` and the like in the environment, else as Google's
@@ -42,6 +43,40 @@ pub struct AzureConfig {
     pub endpoint: Option<String>,
 }
 
+/// Where Google's own libraries look, in this order. Nothing else of the environment counts: it could move the tier elsewhere.
+const GOOGLE_CREDENTIALS: [(&str, GoogleConfigKey); 4] = [
+    ("GOOGLE_SERVICE_ACCOUNT", GoogleConfigKey::ServiceAccount),
+    (
+        "GOOGLE_SERVICE_ACCOUNT_PATH",
+        GoogleConfigKey::ServiceAccount,
+    ),
+    (
+        "GOOGLE_SERVICE_ACCOUNT_KEY",
+        GoogleConfigKey::ServiceAccountKey,
+    ),
+    (
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        GoogleConfigKey::ApplicationCredentials,
+    ),
+];
+
+/// An account's key; a shared access signature; an identity, or what is asked for one.
+const AZURE_CREDENTIALS: [&[(&str, AzureConfigKey)]; 3] = [
+    &[("AZURE_STORAGE_ACCOUNT_KEY", AzureConfigKey::AccessKey)],
+    &[("AZURE_STORAGE_SAS_KEY", AzureConfigKey::SasKey)],
+    &[
+        ("AZURE_CLIENT_ID", AzureConfigKey::ClientId),
+        ("AZURE_TENANT_ID", AzureConfigKey::AuthorityId),
+        ("AZURE_CLIENT_SECRET", AzureConfigKey::ClientSecret),
+        (
+            "AZURE_FEDERATED_TOKEN_FILE",
+            AzureConfigKey::FederatedTokenFile,
+        ),
+        ("AZURE_AUTHORITY_HOST", AzureConfigKey::AuthorityHost),
+        ("AZURE_MSI_ENDPOINT", AzureConfigKey::MsiEndpoint),
+    ],
+];
+
 /// Waiting and trying again are the caller's.
 fn once() -> RetryConfig {
     RetryConfig {
@@ -62,7 +97,7 @@ fn refused(what: &str, error: &object_store::Error) -> StoreError {
     StoreError::Invalid {
         what: what.into(),
         expected: "settings and credentials from which a client can be made".into(),
-        got: crate::driver::chain(error),
+        got: super::failure::words(error),
     }
 }
 
@@ -72,13 +107,20 @@ impl GcsConfig {
         &self,
         http: impl HttpConnector,
     ) -> GoogleCloudStorageBuilder {
-        let mut builder = GoogleCloudStorageBuilder::from_env()
+        let mut builder = GoogleCloudStorageBuilder::new()
             .with_bucket_name(&self.bucket)
             .with_client_options(options(self.endpoint.as_ref()))
             .with_retry(once())
             .with_http_connector(http);
         if let Some(path) = &self.credentials_file {
             builder = builder.with_application_credentials(path.display().to_string());
+        } else {
+            let set = GOOGLE_CREDENTIALS
+                .iter()
+                .find_map(|(name, key)| Some((key, variable(name)?)));
+            if let Some((key, value)) = set {
+                builder = builder.with_config(*key, value);
+            }
         }
         if let Some(endpoint) = &self.endpoint {
             builder = builder.with_base_url(endpoint);
@@ -88,25 +130,42 @@ impl GcsConfig {
 }
 
 impl AzureConfig {
-    fn client(&self, http: impl HttpConnector) -> Result<MicrosoftAzure, StoreError> {
-        let mut builder = MicrosoftAzureBuilder::from_env()
+    /// What a client is made with.
+    pub(in crate::trickle::store) fn builder(
+        &self,
+        http: impl HttpConnector,
+    ) -> MicrosoftAzureBuilder {
+        let mut builder = MicrosoftAzureBuilder::new()
             .with_account(&self.account)
             .with_container_name(&self.container)
             .with_client_options(options(self.endpoint.as_ref()))
             .with_retry(once())
             .with_http_connector(http);
+        // Of the first kind of which something is set: the client would mix them.
+        let set = AZURE_CREDENTIALS.iter().map(|names| {
+            let set = names
+                .iter()
+                .map(|(name, key)| Some((*key, variable(name)?)));
+            set.flatten().collect::<Vec<_>>()
+        });
+        for (key, value) in set
+            .into_iter()
+            .find(|set| !set.is_empty())
+            .unwrap_or_default()
+        {
+            builder = builder.with_config(key, value);
+        }
         if let Some(endpoint) = &self.endpoint {
             builder = builder.with_endpoint(endpoint.clone());
         }
-        let made = builder.build();
-        made.map_err(|error| refused("Azure Blob Storage", &error))
+        builder
     }
 }
 
 impl CloudStore {
     /// Makes the client of a bucket; nothing is sent yet.
     pub fn gcs(config: &GcsConfig, randomness: Arc<dyn Randomness>) -> Result<Self, StoreError> {
-        let builder = config.builder(Connector::new()?);
+        let builder = config.builder(CloudHttp::new()?);
         Self::gcs_built(config, builder, randomness)
     }
 
@@ -125,10 +184,10 @@ impl CloudStore {
             parts_max: 10_000,
             form: StoredForm::Plain,
         };
-        let place = Place::new(format!("gs://{}", config.bucket), &config.prefix)?;
+        let bucket = Bucket::new(format!("gs://{}", config.bucket), &config.prefix)?;
         Ok(Self::new(
             Arc::new(client),
-            place,
+            bucket,
             limits,
             Leavings::Stay,
             randomness,
@@ -140,7 +199,18 @@ impl CloudStore {
         config: &AzureConfig,
         randomness: Arc<dyn Randomness>,
     ) -> Result<Self, StoreError> {
-        let client = config.client(Connector::new()?)?;
+        let builder = config.builder(CloudHttp::new()?);
+        Self::azure_built(config, builder, randomness)
+    }
+
+    /// The same, by a client that is told more than a configuration says.
+    pub(in crate::trickle::store) fn azure_built(
+        config: &AzureConfig,
+        builder: MicrosoftAzureBuilder,
+        randomness: Arc<dyn Randomness>,
+    ) -> Result<Self, StoreError> {
+        let made = builder.build();
+        let client = made.map_err(|error| refused("Azure Blob Storage", &error))?;
         let limits = StoreLimits {
             part_bytes_min: 1,
             part_bytes_max: crate::trickle::store::CALL_BYTES_MAX,
@@ -148,10 +218,10 @@ impl CloudStore {
             form: StoredForm::Plain,
         };
         let name = format!("azure://{}/{}", config.account, config.container);
-        let place = Place::new(name, &config.prefix)?;
+        let bucket = Bucket::new(name, &config.prefix)?;
         Ok(Self::new(
             Arc::new(client),
-            place,
+            bucket,
             limits,
             Leavings::Vanish,
             randomness,

@@ -18,9 +18,9 @@ use crate::trickle::store::StoreError;
 
 /// Connections that are kept and used again.
 #[derive(Debug, Clone)]
-pub(in crate::trickle::store) struct Connector(Client<HttpsConnector<Tcp>, HttpRequestBody>);
+pub(in crate::trickle::store) struct CloudHttp(Client<HttpsConnector<Tcp>, HttpRequestBody>);
 
-impl Connector {
+impl CloudHttp {
     pub fn new() -> Result<Self, StoreError> {
         let provider = rustls::crypto::ring::default_provider();
         let roots = HttpsConnectorBuilder::new().with_provider_and_native_roots(provider);
@@ -34,14 +34,14 @@ impl Connector {
     }
 }
 
-impl HttpConnector for Connector {
+impl HttpConnector for CloudHttp {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
         Ok(HttpClient::new(self.clone()))
     }
 }
 
 #[async_trait]
-impl HttpService for Connector {
+impl HttpService for CloudHttp {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let answer = self.0.request(request).await.map_err(|error| {
             let kind = if error.is_connect() {

@@ -5,7 +5,7 @@
 //! given up when the same object is begun again, or its run is cleared.
 
 use std::collections::BTreeMap;
-use std::fmt::Debug;
+use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -31,7 +31,7 @@ mod http;
 pub use config::{AzureConfig, GcsConfig};
 use failure::CloudRequest;
 #[cfg(test)]
-pub(super) use http::Connector;
+pub(super) use http::CloudHttp;
 
 /// Where the names of uploads under way are.
 const UPLOADS: &str = "uploads";
@@ -42,14 +42,14 @@ impl<T: ObjectStore + MultipartStore + PaginatedListStore> Service for T {}
 
 /// A bucket or container, and the folder of it that is ours.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct Bucket {
     /// For whoever reads of it.
     name: String,
     /// Empty, or ending in a slash.
     prefix: String,
 }
 
-impl Place {
+impl Bucket {
     pub(super) fn new(name: String, prefix: &str) -> Result<Self, StoreError> {
         let prefix = super::s3::checked_prefix(prefix)?;
         Ok(Self { name, prefix })
@@ -65,29 +65,54 @@ pub(super) enum Leavings {
     Vanish,
 }
 
-/// An object store of a cloud.
+/// An upload that is neither finished nor given up.
 #[derive(Debug, Clone)]
+struct OpenUpload {
+    id: UploadId,
+    completion: Completion,
+}
+
+/// Whether a service may have put an object together already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Completion {
+    /// Nobody has asked for it.
+    NotAsked,
+    /// It was asked for, and its answer may have been lost.
+    Asked,
+}
+
+/// An object store of a cloud.
+#[derive(Clone)]
 pub struct CloudStore {
     service: Arc<dyn Service>,
-    place: Place,
+    bucket: Bucket,
     limits: StoreLimits,
     leavings: Leavings,
     /// Uploads that this process has begun, and neither finished nor given up.
-    open: Arc<Mutex<BTreeMap<ObjectKey, UploadId>>>,
+    open: Arc<Mutex<BTreeMap<ObjectKey, OpenUpload>>>,
     randomness: Arc<dyn Randomness>,
+}
+
+/// Without the client, which shows its credentials.
+impl fmt::Debug for CloudStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CloudStore")
+            .field("bucket", &self.bucket)
+            .finish_non_exhaustive()
+    }
 }
 
 impl CloudStore {
     pub(super) fn new(
         service: Arc<dyn Service>,
-        place: Place,
+        bucket: Bucket,
         limits: StoreLimits,
         leavings: Leavings,
         randomness: Arc<dyn Randomness>,
     ) -> Self {
         Self {
             service,
-            place,
+            bucket,
             limits,
             leavings,
             open: Arc::default(),
@@ -96,21 +121,21 @@ impl CloudStore {
     }
 
     fn path(&self, key: &ObjectKey) -> Result<Path, StoreError> {
-        let name = format!("{}{key}", self.place.prefix);
+        let name = format!("{}{key}", self.bucket.prefix);
         Path::parse(name).map_err(|error| self.request("name", key).error(error.into()))
     }
 
     fn prefix_of(&self, under: &KeyPrefix) -> String {
-        format!("{}{}", self.place.prefix, under.text())
+        format!("{}{}", self.bucket.prefix, under.text())
     }
 
     /// The key of a name in the bucket; none for names that are not ours.
     fn key_of(&self, name: &str) -> Option<ObjectKey> {
-        name.strip_prefix(&self.place.prefix)?.parse().ok()
+        name.strip_prefix(&self.bucket.prefix)?.parse().ok()
     }
 
     fn request(&self, verb: &str, key: &ObjectKey) -> CloudRequest {
-        let Place { name, prefix } = &self.place;
+        let Bucket { name, prefix } = &self.bucket;
         CloudRequest {
             what: format!("{verb} {name}/{prefix}{key}"),
             key: Some(key.clone()),
@@ -119,7 +144,7 @@ impl CloudStore {
 
     fn list_request(&self, under: &KeyPrefix) -> CloudRequest {
         CloudRequest {
-            what: format!("list {}/{}", self.place.name, self.prefix_of(under)),
+            what: format!("list {}/{}", self.bucket.name, self.prefix_of(under)),
             key: None,
         }
     }
@@ -131,17 +156,31 @@ impl CloudStore {
 
     async fn put(&self, key: &ObjectKey, bytes: Bytes, mode: PutMode) -> Result<(), StoreError> {
         let path = self.path(key)?;
+        let creates = matches!(mode, PutMode::Create);
         let sent = self
             .service
             .put_opts(&path, bytes.into(), mode.into())
             .await;
-        let sent = sent.map_err(|error| self.request("write", key).error(error));
-        sent.map(drop)
+        let request = self.request("write", key);
+        match sent {
+            Ok(_) => Ok(()),
+            Err(error) if creates => Err(request.error_of_creation(error)),
+            Err(error) => Err(request.error(error)),
+        }
     }
 
     fn is_open(&self, upload: &Upload) -> bool {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.get(upload.key()) == Some(upload.id())
+        open.get(upload.key()).map(|it| &it.id) == Some(upload.id())
+    }
+
+    /// An object is about to be put together. Whether that was asked for before; none if the upload is not open.
+    fn asks_for_completion(&self, upload: &Upload) -> Option<Completion> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = open
+            .get_mut(upload.key())
+            .filter(|it| it.id == *upload.id())?;
+        Some(std::mem::replace(&mut open.completion, Completion::Asked))
     }
 
     fn check_open(&self, upload: &Upload) -> Result<(), StoreError> {
@@ -168,7 +207,11 @@ impl CloudStore {
             Leavings::Vanish => UploadId(format!("{:016x}", self.randomness.next_u64())),
         };
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.insert(key.clone(), id.clone());
+        let begun = OpenUpload {
+            id: id.clone(),
+            completion: Completion::NotAsked,
+        };
+        open.insert(key.clone(), begun);
         Ok(Upload::new(key.clone(), id, part_bytes))
     }
 
@@ -328,15 +371,15 @@ impl Store for CloudStore {
     async fn complete(&self, upload: &Upload, length: u64) -> Result<(), StoreError> {
         upload.check_complete(length)?;
         let key = upload.key();
-        if !self.is_open(upload) {
-            // An earlier call has done it, and its answer was lost.
-            let there = self.length(key).await.ok();
-            return if there == Some(length) {
+        let is_there = async || self.length(key).await.ok() == Some(length);
+        let Some(asked) = self.asks_for_completion(upload) else {
+            // An earlier call has done it.
+            return if is_there().await {
                 Ok(())
             } else {
                 Err(no_upload(upload))
             };
-        }
+        };
         let parts = upload
             .done()
             .values()
@@ -350,8 +393,9 @@ impl Store for CloudStore {
         let done = self.service.complete_multipart(&path, &id, parts).await;
         match done.map_err(|error| self.request("complete", key).error(error)) {
             Ok(_) => {}
-            // The same, and this process has not closed it.
-            Err(StoreError::NotFound { .. }) if self.length(key).await.ok() == Some(length) => {}
+            // The answer of an earlier call was lost: Google knows no such upload any more, and Azure no such blocks.
+            Err(StoreError::NotFound { .. } | StoreError::Invalid { .. })
+                if asked == Completion::Asked && is_there().await => {}
             Err(StoreError::NotFound { .. }) => return Err(no_upload(upload)),
             Err(error) => return Err(error),
         }
@@ -370,14 +414,20 @@ impl Store for CloudStore {
 
     async fn unfinished(&self, under: &KeyPrefix) -> Result<Vec<ObjectKey>, StoreError> {
         if self.leavings == Leavings::Vanish {
-            return Ok(Vec::new());
+            // What other processes have left is neither known nor kept.
+            let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+            return Ok(open
+                .keys()
+                .filter(|key| under.covers(key))
+                .cloned()
+                .collect());
         }
         let notes = ObjectKey::reserved(UPLOADS);
         let noted_under = match under.as_folder() {
             Some(folder) => KeyPrefix::folder(Self::note_of(folder)),
             None => KeyPrefix::folder(notes.clone()),
         };
-        let within = format!("{}{notes}/", self.place.prefix);
+        let within = format!("{}{notes}/", self.bucket.prefix);
         let noted = self.entries(&noted_under).await?;
         let keys = noted
             .iter()
@@ -461,7 +511,7 @@ impl Store for CloudStore {
         limit: usize,
     ) -> Result<ListPage, StoreError> {
         let limit = limit.min(PAGE_ENTRIES_MAX);
-        let offset = after.map(|key| format!("{}{key}", self.place.prefix));
+        let offset = after.map(|key| format!("{}{key}", self.bucket.prefix));
         let mut entries = Vec::new();
         let mut page_token = None;
         loop {

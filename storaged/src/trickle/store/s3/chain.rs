@@ -6,37 +6,27 @@ use aws_config::default_provider::credentials::DefaultCredentialsChain;
 use aws_config::provider_config::ProviderConfig;
 use aws_credential_types::provider::{ProvideCredentials, Result, future};
 use aws_sdk_s3::config::{Region, SharedHttpClient};
-use tokio::sync::OnceCell;
 
-/// The chain, which is made when it is asked first: nothing of it is in the way of a start.
+/// The chain. It is made anew whenever it is asked: one that is kept never reads a profile again, and once a profile could not be read it
+/// fails for good, also where a role gave credentials first.
 #[derive(Debug)]
 pub(super) struct ProviderChain {
     region: String,
     http: SharedHttpClient,
-    made: OnceCell<DefaultCredentialsChain>,
 }
 
 impl ProviderChain {
     pub fn new(region: String, http: SharedHttpClient) -> Self {
-        Self {
-            region,
-            http,
-            made: OnceCell::new(),
-        }
+        Self { region, http }
     }
 
     async fn ask(&self) -> Result {
-        let made = self.made.get_or_init(|| self.make()).await;
-        made.provide_credentials().await
-    }
-
-    async fn make(&self) -> DefaultCredentialsChain {
         // By the same TLS as the bucket; roles are asked for where the bucket is.
         let config = ProviderConfig::without_region()
             .with_http_client(self.http.clone())
             .with_region(Some(Region::new(self.region.clone())));
         let chain = DefaultCredentialsChain::builder().configure(config);
-        chain.build().await
+        chain.build().await.provide_credentials().await
     }
 }
 

@@ -122,7 +122,7 @@ impl S3Config {
 }
 
 /// A variable of the environment that is not empty.
-pub(super) fn variable(name: &str) -> Option<String> {
+pub(in crate::trickle::store) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 

@@ -31,7 +31,7 @@ mod uploads;
 #[cfg(test)]
 pub(super) use config::PartChecksum;
 pub use config::S3Config;
-pub(super) use config::checked_prefix;
+pub(super) use config::{checked_prefix, variable};
 use failure::{Context, answer_lacks};
 use objects::ObjectSettings;
 
@@ -153,7 +153,11 @@ impl Store for S3 {
             .upload_id(upload.id().to_string())
             .part_number(number_in_s3(part))
             .set_request_payer(self.objects.payer.clone());
-        let asked = self.objects.algorithm().map(|_| objects::crc64(&bytes));
+        // An upload whose parts have none was begun without it, or by a server that does not know it.
+        let mut parts = upload.done().values();
+        let has_none = parts.any(|part| matches!(part.digest, PartDigest::ETag(_)));
+        let algorithm = self.objects.algorithm().filter(|_| !has_none);
+        let asked = algorithm.map(|_| objects::crc64(&bytes));
         let request = request.set_checksum_crc64_nvme(asked.map(objects::crc64_text));
         let sent = request.body(ByteStream::from(bytes)).send().await;
         let answer = sent.map_err(|error| context.error(error))?;

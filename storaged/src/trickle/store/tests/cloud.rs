@@ -1,10 +1,18 @@
 //! Google Cloud Storage against a server in this process that speaks S3's protocol, as Google's does; Azure against Azurite where the environment names one.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+};
 use tokio::net::TcpListener;
 
-use super::super::cloud::Connector;
+use super::super::cloud::CloudHttp;
+use super::super::config::settled;
+use super::super::place::EmptyPlace;
+use super::super::unproven::Check;
 use super::super::{
     AzureConfig, CloudStore, GcsConfig, KeyPrefix, PartNumber, Store, StoreConfig, StoreError, open,
 };
@@ -15,13 +23,113 @@ use super::{key, part_bytes, part_of, pattern, randomness};
 
 const TOKEN: &str = "a-token";
 
-fn gcs(endpoint: &str) -> CloudStore {
+fn gcs_config(endpoint: &str) -> GcsConfig {
     let text = format!("bucket = {BUCKET:?}\nprefix = 'some/prefix'\nendpoint = {endpoint:?}");
-    let config: GcsConfig = toml::from_str(&text).unwrap();
-    let builder = config
-        .builder(Connector::new().unwrap())
-        .with_bearer_token(TOKEN);
+    toml::from_str(&text).unwrap()
+}
+
+fn gcs_over(endpoint: &str, http: impl HttpConnector) -> CloudStore {
+    let config = gcs_config(endpoint);
+    let builder = config.builder(http).with_bearer_token(TOKEN);
     CloudStore::gcs_built(&config, builder, randomness()).unwrap()
+}
+
+fn gcs(endpoint: &str) -> CloudStore {
+    gcs_over(endpoint, CloudHttp::new().unwrap())
+}
+
+/// A network that does what it is asked for, and loses the first answer to a request with this in its address.
+#[derive(Debug, Clone)]
+struct Lossy {
+    http: CloudHttp,
+    of: &'static str,
+    lost: Arc<AtomicBool>,
+}
+
+impl Lossy {
+    fn new(of: &'static str) -> Self {
+        let http = CloudHttp::new().unwrap();
+        let lost = Arc::default();
+        Self { http, of, lost }
+    }
+}
+
+impl HttpConnector for Lossy {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(self.clone()))
+    }
+}
+
+#[async_trait::async_trait]
+impl HttpService for Lossy {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let is_it = request.uri().to_string().contains(self.of)
+            && !request.uri().to_string().contains("partNumber");
+        let answer = self.http.call(request).await;
+        if is_it && !self.lost.swap(true, Ordering::Relaxed) {
+            let lost = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+            return Err(HttpError::new(HttpErrorKind::Interrupted, lost));
+        }
+        answer
+    }
+}
+
+/// Writes an object of two parts, over a network that loses the answer to what puts them together.
+async fn completes_though_its_answer_is_lost(store: &CloudStore, lost: &AtomicBool) {
+    let (size, name) = (part_bytes(store), key("lost/shard"));
+    let bytes = pattern(size.get() as usize + 10, 1);
+    let mut upload = store.begin(&name, size).await.unwrap();
+    for number in [PartNumber(0), PartNumber(1)] {
+        let state = store
+            .put_part(&upload, number, part_of(&bytes, size, number))
+            .await
+            .unwrap();
+        upload.note(number, state);
+    }
+    let length = bytes.len() as u64;
+    let error = store.complete(&upload, length).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
+    assert!(lost.load(Ordering::Relaxed));
+    store.complete(&upload, length).await.unwrap();
+    assert_eq!(store.get(&name, None).await.unwrap(), bytes);
+    assert_eq!(store.unfinished(&KeyPrefix::root()).await.unwrap(), []);
+    store.delete(&name).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_object_is_complete_though_the_answer_was_lost() {
+    let root = tempfile::tempdir().unwrap();
+    let served = serve_to(root.path(), Tags::OfParts, Who::Bearer(TOKEN)).await;
+    let http = Lossy::new("uploadId=");
+    let lost = Arc::clone(&http.lost);
+    completes_though_its_answer_is_lost(&gcs_over(&served.endpoint, http), &lost).await;
+}
+
+/// Not yet given to this machine, say: RAM is served till then.
+#[tokio::test]
+async fn an_identity_that_is_not_there_is_denied() {
+    for status in ["400 Bad Request", "404 Not Found", "403 Forbidden"] {
+        let text = "account = 'train'\ncontainer = 'ckpt'\nendpoint = 'http://127.0.0.1:1/train'";
+        let config: AzureConfig = toml::from_str(text).unwrap();
+        let builder = config.builder(CloudHttp::new().unwrap());
+        let builder = builder.with_msi_endpoint(always(status).await);
+        let store = CloudStore::azure_built(&config, builder, randomness()).unwrap();
+        let error = store.length(&key("a")).await.unwrap_err();
+        assert!(
+            matches!(error, StoreError::Denied { .. }),
+            "{status}: {error:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_bucket_that_is_not_there_is_no_tier() {
+    let nothing: Check = Box::new(|| Box::pin(std::future::ready(Ok(()))));
+    let store = Arc::new(gcs(&always("404 Not Found").await));
+    assert!(!format!("{store:?}").contains(TOKEN), "{store:?}");
+    let opened = settled(store, nothing, randomness(), &EmptyPlace::Bucket).await;
+    let error = opened.unwrap_err();
+    assert!(matches!(error, StoreError::NotMounted { .. }), "{error:?}");
 }
 
 #[tokio::test]
@@ -154,13 +262,34 @@ async fn azurite_conforms() {
         eprintln!("skipped: STORAGED_TEST_AZURE_ENDPOINT names no server");
         return;
     };
-    let prefix = format!("conformance-{}", std::process::id());
-    let text = format!(
-        "kind = 'azure'\naccount = 'devstoreaccount1'\ncontainer = 'storaged'\nprefix = {prefix:?}\nendpoint = {endpoint:?}"
-    );
-    let config: StoreConfig = toml::from_str(&text).unwrap();
-    let store = open(&config, randomness()).await.unwrap();
+    let config = |folder: &str| -> AzureConfig {
+        let prefix = format!("{folder}-{}", std::process::id());
+        let text = format!(
+            "account = 'devstoreaccount1'\ncontainer = 'storaged'\nprefix = {prefix:?}\nendpoint = {endpoint:?}"
+        );
+        toml::from_str(&text).unwrap()
+    };
+    let store = open(&StoreConfig::Azure(config("conformance")), randomness())
+        .await
+        .unwrap();
+    let name = key("job/shard");
+    let upload = store.begin(&name, part_bytes(&*store)).await.unwrap();
+    let unfinished = store.unfinished(&KeyPrefix::root()).await.unwrap();
+    assert_eq!(unfinished, std::slice::from_ref(&name));
+    store.abort(&upload).await.unwrap();
     conforms_but_for_resuming(Arc::clone(&store), "job").await;
     let inner = Arc::new(encrypted(store, &["1"]));
     conforms_but_for_resuming(inner, "sealed").await;
+    let http = Lossy::new("comp=blocklist");
+    let (lost, config) = (Arc::clone(&http.lost), config("lossy"));
+    let lossy = CloudStore::azure_built(&config, config.builder(http), randomness()).unwrap();
+    completes_though_its_answer_is_lost(&lossy, &lost).await;
+    let absent = AzureConfig {
+        container: "no-such-container".into(),
+        ..config
+    };
+    let error = open(&StoreConfig::Azure(absent), randomness())
+        .await
+        .unwrap_err();
+    assert!(matches!(error, StoreError::NotMounted { .. }), "{error:?}");
 }

@@ -23,6 +23,8 @@ use super::{key, pattern};
 const CHILD: &str = "trickle::store::tests::s3_chain::in_a_process_of_its_own";
 const ENDPOINT: &str = "STORAGED_TEST_CHAIN_ENDPOINT";
 const TOKEN: &str = "who-i-am";
+/// A file that comes after the first request.
+const LATER: &str = "STORAGED_TEST_CHAIN_LATER";
 
 /// Which keys are given in turn, how long they are good for, and how often they were asked for.
 #[derive(Debug)]
@@ -130,6 +132,10 @@ async fn in_a_process_of_its_own() {
     let text = format!("bucket = {BUCKET:?}\nendpoint = {endpoint:?}");
     let store = S3::open(&toml::from_str(&text).unwrap()).unwrap();
     for object in ["a", "b", "c"] {
+        if let (true, Ok(later)) = (object == "b", std::env::var(LATER)) {
+            let credentials = "[train]\naws_access_key_id = key\naws_secret_access_key = secret\n";
+            std::fs::write(later, credentials).unwrap();
+        }
         match store.put_new(&key(object), pattern(10, 1)).await {
             Ok(()) => println!("put {object}"),
             Err(error @ StoreError::Denied { .. }) => println!("denied: {error}"),
@@ -222,6 +228,22 @@ async fn credentials_that_end_are_asked_for_again() {
     let (said, signers) = put_with(root.path(), &environment).await;
     assert_eq!(said.matches("put ").count(), 3, "{said}");
     assert_eq!(signers, ["key", "key2"].map(str::to_owned).into());
+}
+
+#[tokio::test]
+async fn a_profile_that_comes_later_is_taken() {
+    let root = tempfile::tempdir().unwrap();
+    let later = tempfile::tempdir().unwrap();
+    let file = later.path().join("credentials").display().to_string();
+    let environment = [
+        ("AWS_EC2_METADATA_DISABLED", "true"),
+        ("AWS_PROFILE", "train"),
+        ("AWS_SHARED_CREDENTIALS_FILE", &*file),
+        (LATER, &*file),
+    ];
+    let (said, signers) = put_with(root.path(), &environment).await;
+    assert_eq!(said.matches("put ").count(), 2, "{said}");
+    assert_eq!(signers, BTreeSet::from(["key".to_owned()]));
 }
 
 #[tokio::test]
