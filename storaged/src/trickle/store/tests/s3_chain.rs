@@ -32,13 +32,24 @@ struct Given {
     keys: &'static [&'static str],
     good_for: Duration,
     asked: AtomicUsize,
+    /// From so many answers on it fails.
+    answers_max: usize,
     /// What came with requests for them.
     shown: Mutex<BTreeSet<String>>,
 }
 
 impl Given {
     fn new(keys: &'static [&'static str], good_for: Duration) -> Arc<Self> {
+        Self::failing_after(usize::MAX, keys, good_for)
+    }
+
+    fn failing_after(
+        answers_max: usize,
+        keys: &'static [&'static str],
+        good_for: Duration,
+    ) -> Arc<Self> {
         Arc::new(Self {
+            answers_max,
             keys,
             good_for,
             asked: AtomicUsize::new(0),
@@ -98,7 +109,11 @@ async fn providers(given: Arc<Given>) -> String {
         .route(instance, get(async || "trainer"))
         .route(
             &format!("{instance}trainer"),
-            get(async |State(given): State<Arc<Given>>| given.json()),
+            get(async |State(given): State<Arc<Given>>| {
+                let answers = given.asked.load(Ordering::Relaxed) < given.answers_max;
+                let failed = StatusCode::INTERNAL_SERVER_ERROR;
+                answers.then(|| given.json()).ok_or(failed)
+            }),
         )
         .with_state(given);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -228,6 +243,18 @@ async fn credentials_that_end_are_asked_for_again() {
     let (said, signers) = put_with(root.path(), &environment).await;
     assert_eq!(said.matches("put ").count(), 3, "{said}");
     assert_eq!(signers, ["key", "key2"].map(str::to_owned).into());
+}
+
+/// The service of an instance fails while what it gave last is still good.
+#[tokio::test]
+async fn credentials_are_used_on_while_nobody_gives_new_ones() {
+    let given = Given::failing_after(1, &["key"], Duration::from_secs(5));
+    let service = providers(given).await;
+    let root = tempfile::tempdir().unwrap();
+    let environment = [("AWS_EC2_METADATA_SERVICE_ENDPOINT", &*service)];
+    let (said, signers) = put_with(root.path(), &environment).await;
+    assert_eq!(said.matches("put ").count(), 3, "{said}");
+    assert_eq!(signers, BTreeSet::from(["key".to_owned()]));
 }
 
 #[tokio::test]
