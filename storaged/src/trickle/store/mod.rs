@@ -28,6 +28,7 @@ mod key;
 mod lazy;
 mod place;
 mod random;
+mod remote;
 mod retry;
 mod s3;
 mod throttled;

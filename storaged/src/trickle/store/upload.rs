@@ -75,6 +75,11 @@ pub enum PartDigest {
     Crc64 { sum: u64, tag: String },
 }
 
+/// CRC-64/NVME.
+pub(super) fn crc64(bytes: &Bytes) -> u64 {
+    crc_fast::checksum(Crc64Nvme, bytes)
+}
+
 /// One part that the store holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartState {
@@ -100,7 +105,7 @@ impl PartState {
                 PartDigest::Xxh3(hash) | PartDigest::Named { hash, .. } => {
                     *hash == XxHash3_128::oneshot(bytes)
                 }
-                PartDigest::Crc64 { sum, .. } => *sum == crc_fast::checksum(Crc64Nvme, bytes),
+                PartDigest::Crc64 { sum, .. } => *sum == crc64(bytes),
                 PartDigest::ETag(tag) => tag
                     .trim_matches('"')
                     .eq_ignore_ascii_case(&hex::encode(Md5::digest(bytes))),

@@ -3,19 +3,20 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use object_store::RetryConfig;
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::client::HttpConnector;
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
-use object_store::{ClientOptions, RetryConfig};
 use serde::Deserialize;
 
 use super::http::CloudHttp;
 use super::{Bucket, CloudStore, Leavings};
-use crate::trickle::store::s3::variable;
-use crate::trickle::store::{Randomness, StoreError, StoreLimits, StoredForm};
+use crate::trickle::store::remote::{check_endpoint, variable};
+use crate::trickle::store::s3::S3_LIMITS;
+use crate::trickle::store::{CALL_BYTES_MAX, Randomness, StoreError, StoreLimits, StoredForm};
 
-/// A bucket of Google Cloud Storage. Credentials come from a file, else from `GOOGLE_SERVICE_ACCOUNT` and the like in the environment, else as Google's
-/// own libraries find them: `GOOGLE_APPLICATION_CREDENTIALS`, then the machine's or pod's service account (Workload Identity).
+/// A bucket of Google Cloud Storage. Credentials come from a file, else from what a variable of the environment names, else they are those of the
+/// machine's or pod's service account (Workload Identity).
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GcsConfig {
@@ -23,7 +24,7 @@ pub struct GcsConfig {
     /// A folder of the bucket; all of it without.
     #[serde(default)]
     pub prefix: String,
-    /// The key of a service account, or another kind of application credentials, in JSON.
+    /// The key of a service account, or the credentials of an authorized user, in JSON.
     pub credentials_file: Option<PathBuf>,
     /// Google's own without.
     pub endpoint: Option<String>,
@@ -43,7 +44,7 @@ pub struct AzureConfig {
     pub endpoint: Option<String>,
 }
 
-/// Where Google's own libraries look, in this order. Nothing else of the environment counts: it could move the tier elsewhere.
+/// What may name credentials, in this order. Nothing else of the environment counts: it could move the tier elsewhere.
 const GOOGLE_CREDENTIALS: [(&str, GoogleConfigKey); 4] = [
     ("GOOGLE_SERVICE_ACCOUNT", GoogleConfigKey::ServiceAccount),
     (
@@ -85,14 +86,6 @@ fn once() -> RetryConfig {
     }
 }
 
-fn options(endpoint: Option<&String>) -> ClientOptions {
-    let is_plain = endpoint.is_some_and(|url| url.starts_with("http://"));
-    ClientOptions::new()
-        .with_allow_http(is_plain)
-        .with_timeout_disabled()
-        .with_connect_timeout_disabled()
-}
-
 fn refused(what: &str, error: &object_store::Error) -> StoreError {
     StoreError::Invalid {
         what: what.into(),
@@ -109,7 +102,6 @@ impl GcsConfig {
     ) -> GoogleCloudStorageBuilder {
         let mut builder = GoogleCloudStorageBuilder::new()
             .with_bucket_name(&self.bucket)
-            .with_client_options(options(self.endpoint.as_ref()))
             .with_retry(once())
             .with_http_connector(http);
         if let Some(path) = &self.credentials_file {
@@ -138,7 +130,6 @@ impl AzureConfig {
         let mut builder = MicrosoftAzureBuilder::new()
             .with_account(&self.account)
             .with_container_name(&self.container)
-            .with_client_options(options(self.endpoint.as_ref()))
             .with_retry(once())
             .with_http_connector(http);
         // Of the first kind of which something is set: the client would mix them.
@@ -175,20 +166,14 @@ impl CloudStore {
         builder: GoogleCloudStorageBuilder,
         randomness: Arc<dyn Randomness>,
     ) -> Result<Self, StoreError> {
+        config.endpoint.as_deref().map_or(Ok(()), check_endpoint)?;
         let made = builder.build();
         let client = made.map_err(|error| refused("Google Cloud Storage", &error))?;
-        // The limits are those of S3, whose protocol it speaks.
-        let limits = StoreLimits {
-            part_bytes_min: 5 << 20,
-            part_bytes_max: crate::trickle::store::CALL_BYTES_MAX,
-            parts_max: 10_000,
-            form: StoredForm::Plain,
-        };
         let bucket = Bucket::new(format!("gs://{}", config.bucket), &config.prefix)?;
         Ok(Self::new(
             Arc::new(client),
             bucket,
-            limits,
+            S3_LIMITS,
             Leavings::Stay,
             randomness,
         ))
@@ -209,11 +194,12 @@ impl CloudStore {
         builder: MicrosoftAzureBuilder,
         randomness: Arc<dyn Randomness>,
     ) -> Result<Self, StoreError> {
+        config.endpoint.as_deref().map_or(Ok(()), check_endpoint)?;
         let made = builder.build();
         let client = made.map_err(|error| refused("Azure Blob Storage", &error))?;
         let limits = StoreLimits {
             part_bytes_min: 1,
-            part_bytes_max: crate::trickle::store::CALL_BYTES_MAX,
+            part_bytes_max: CALL_BYTES_MAX,
             parts_max: 50_000,
             form: StoredForm::Plain,
         };

@@ -1,4 +1,4 @@
-//! The HTTP client of `object_store`: the one that registries are asked by, with the machine's certificate authorities.
+//! The HTTP client of `object_store`: hyper and rustls, as for registries, with the machine's certificate authorities. Time is limited by whoever calls.
 
 use std::error::Error;
 

@@ -18,10 +18,11 @@ use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode};
 use storaged_core::Leftovers;
 use twox_hash::XxHash3_128;
 
+use super::remote::{BucketFolder, check_listed, check_own};
 use super::{
-    KeyPrefix, LIST_ENTRIES_MAX, ListPage, ObjectEntry, ObjectKey, PAGE_ENTRIES_MAX, PartBytes,
-    PartDigest, PartNumber, PartState, Randomness, Rest, Store, StoreError, StoreLimits, Upload,
-    UploadId, check_asked, check_range, check_small, range_within,
+    KeyPrefix, ListPage, ObjectEntry, ObjectKey, PAGE_ENTRIES_MAX, PartBytes, PartDigest,
+    PartNumber, PartState, Randomness, Rest, Store, StoreError, StoreLimits, Upload, UploadId,
+    check_asked, check_range, check_small, range_within,
 };
 
 mod config;
@@ -45,14 +46,13 @@ impl<T: ObjectStore + MultipartStore + PaginatedListStore> Service for T {}
 pub(super) struct Bucket {
     /// For whoever reads of it.
     name: String,
-    /// Empty, or ending in a slash.
-    prefix: String,
+    folder: BucketFolder,
 }
 
 impl Bucket {
     pub(super) fn new(name: String, prefix: &str) -> Result<Self, StoreError> {
-        let prefix = super::s3::checked_prefix(prefix)?;
-        Ok(Self { name, prefix })
+        let folder = BucketFolder::new(prefix)?;
+        Ok(Self { name, folder })
     }
 }
 
@@ -121,30 +121,22 @@ impl CloudStore {
     }
 
     fn path(&self, key: &ObjectKey) -> Result<Path, StoreError> {
-        let name = format!("{}{key}", self.bucket.prefix);
+        let name = self.bucket.folder.name(key);
         Path::parse(name).map_err(|error| self.request("name", key).error(error.into()))
     }
 
-    fn prefix_of(&self, under: &KeyPrefix) -> String {
-        format!("{}{}", self.bucket.prefix, under.text())
-    }
-
-    /// The key of a name in the bucket; none for names that are not ours.
-    fn key_of(&self, name: &str) -> Option<ObjectKey> {
-        name.strip_prefix(&self.bucket.prefix)?.parse().ok()
-    }
-
     fn request(&self, verb: &str, key: &ObjectKey) -> CloudRequest {
-        let Bucket { name, prefix } = &self.bucket;
+        let Bucket { name, folder } = &self.bucket;
         CloudRequest {
-            what: format!("{verb} {name}/{prefix}{key}"),
+            what: format!("{verb} {name}/{}", folder.name(key)),
             key: Some(key.clone()),
         }
     }
 
     fn list_request(&self, under: &KeyPrefix) -> CloudRequest {
+        let Bucket { name, folder } = &self.bucket;
         CloudRequest {
-            what: format!("list {}/{}", self.bucket.name, self.prefix_of(under)),
+            what: format!("list {name}/{}", folder.prefix_of(under)),
             key: None,
         }
     }
@@ -222,19 +214,21 @@ impl CloudStore {
         }
         let note = Self::note_of(key);
         match self.get(&note, None).await {
-            Ok(id) => self.give_up(key, &String::from_utf8_lossy(&id)).await,
+            Ok(id) => {
+                self.drop_parts(key, &String::from_utf8_lossy(&id)).await?;
+                self.delete(&note).await
+            }
             Err(StoreError::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    async fn give_up(&self, key: &ObjectKey, id: &str) -> Result<(), StoreError> {
-        let dropped = self
-            .service
-            .abort_multipart(&self.path(key)?, &id.into())
-            .await;
+    /// Drops what the service has of an upload; no error if it is gone already.
+    async fn drop_parts(&self, key: &ObjectKey, id: &str) -> Result<(), StoreError> {
+        let path = self.path(key)?;
+        let dropped = self.service.abort_multipart(&path, &id.into()).await;
         match dropped.map_err(|error| self.request("give up the upload of", key).error(error)) {
-            Ok(()) | Err(StoreError::NotFound { .. }) => self.delete(&Self::note_of(key)).await,
+            Ok(()) | Err(StoreError::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -255,7 +249,7 @@ impl CloudStore {
         under: &KeyPrefix,
         options: PaginatedListOptions,
     ) -> Result<object_store::list::PaginatedListResult, StoreError> {
-        let prefix = self.prefix_of(under);
+        let prefix = self.bucket.folder.prefix_of(under);
         let prefix = (!prefix.is_empty()).then_some(&*prefix);
         let listed = self.service.list_paginated(prefix, options).await;
         listed.map_err(|error| self.list_request(under).error(error))
@@ -280,24 +274,12 @@ impl CloudStore {
             let page = self.page(under, options).await?;
             let objects = page.result.objects.into_iter();
             entries.extend(objects.map(|it| (it.location.to_string(), it.size)));
-            self.check_listed(under, entries.len())?;
+            check_listed(&self.list_request(under).what, entries.len())?;
             page_token = page.page_token;
             if page_token.is_none() {
                 return Ok(entries);
             }
         }
-    }
-
-    /// Ends a listing that is longer than memory was planned for.
-    fn check_listed(&self, under: &KeyPrefix, got: usize) -> Result<(), StoreError> {
-        if got <= LIST_ENTRIES_MAX {
-            return Ok(());
-        }
-        Err(StoreError::Invalid {
-            what: self.list_request(under).what,
-            expected: format!("at most {LIST_ENTRIES_MAX} entries (list a folder of it)"),
-            got: "more".into(),
-        })
     }
 }
 
@@ -404,8 +386,10 @@ impl Store for CloudStore {
 
     async fn abort(&self, upload: &Upload) -> Result<(), StoreError> {
         if self.leavings == Leavings::Stay {
-            self.give_up(upload.key(), &upload.id().to_string()).await?;
+            self.drop_parts(upload.key(), &upload.id().to_string())
+                .await?;
         }
+        // The name that is written down is that of the open one.
         if self.is_open(upload) {
             self.close(upload).await?;
         }
@@ -427,7 +411,7 @@ impl Store for CloudStore {
             Some(folder) => KeyPrefix::folder(Self::note_of(folder)),
             None => KeyPrefix::folder(notes.clone()),
         };
-        let within = format!("{}{notes}/", self.bucket.prefix);
+        let within = self.bucket.folder.name(&notes) + "/";
         let noted = self.entries(&noted_under).await?;
         let keys = noted
             .iter()
@@ -440,14 +424,7 @@ impl Store for CloudStore {
     async fn put_new(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
         check_small(key, &bytes)?;
         match self.put(key, bytes.clone(), PutMode::Create).await {
-            Err(StoreError::AlreadyExists { key }) => {
-                let same = self.length(&key).await? == bytes.len() as u64
-                    && self.get(&key, None).await? == bytes;
-                if same {
-                    return Ok(());
-                }
-                Err(StoreError::AlreadyExists { key })
-            }
+            Err(StoreError::AlreadyExists { key }) => check_own(self, &key, &bytes).await,
             done => done,
         }
     }
@@ -496,7 +473,7 @@ impl Store for CloudStore {
     async fn list(&self, under: &KeyPrefix) -> Result<Vec<ObjectEntry>, StoreError> {
         let all = self.entries(under).await?.into_iter();
         let ours = all.filter_map(|(name, length)| {
-            let key = self.key_of(&name)?;
+            let key = self.bucket.folder.key_of(&name)?;
             Some(ObjectEntry { key, length })
         });
         let mut entries: Vec<ObjectEntry> = ours.collect();
@@ -511,7 +488,7 @@ impl Store for CloudStore {
         limit: usize,
     ) -> Result<ListPage, StoreError> {
         let limit = limit.min(PAGE_ENTRIES_MAX);
-        let offset = after.map(|key| format!("{}{key}", self.bucket.prefix));
+        let offset = after.map(|key| self.bucket.folder.name(key));
         let mut entries = Vec::new();
         let mut page_token = None;
         loop {
@@ -524,7 +501,7 @@ impl Store for CloudStore {
             };
             let page = self.page(under, options).await?;
             let objects = page.result.objects.iter().filter_map(|object| {
-                let key = self.key_of(object.location.as_ref())?;
+                let key = self.bucket.folder.key_of(object.location.as_ref())?;
                 let length = object.size;
                 Some(ObjectEntry { key, length })
             });
@@ -545,7 +522,7 @@ impl Store for CloudStore {
     }
 
     async fn list_folders(&self, under: &KeyPrefix) -> Result<Vec<String>, StoreError> {
-        let prefix = self.prefix_of(under);
+        let prefix = self.bucket.folder.prefix_of(under);
         let mut names = Vec::new();
         let mut page_token = None;
         loop {
@@ -559,7 +536,7 @@ impl Store for CloudStore {
                 let name = folder.as_ref().strip_prefix(&*prefix).unwrap_or_default();
                 names.extend((!name.is_empty()).then(|| name.to_owned()));
             }
-            self.check_listed(under, names.len())?;
+            check_listed(&self.list_request(under).what, names.len())?;
             page_token = page.page_token;
             if page_token.is_none() {
                 names.sort();

@@ -13,10 +13,11 @@ use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
 
 use super::S3;
 use super::chain::ProviderChain;
-use super::config::{S3Config, check_bucket, check_endpoint, checked_prefix, variable};
+use super::config::{S3Config, check_bucket};
 use super::credentials::FileCredentials;
-use super::objects::ObjectSettings;
+use super::objects::{ObjectSettings, RequesterPays};
 use crate::trickle::store::StoreError;
+use crate::trickle::store::remote::{BucketFolder, check_endpoint, variable};
 
 impl S3 {
     /// Makes the client with credentials of the file, the environment, or Amazon's own chain of providers, in this order; nothing is sent yet.
@@ -54,7 +55,7 @@ impl S3 {
         cache: SharedIdentityCache,
         http: SharedHttpClient,
     ) -> Result<Self, StoreError> {
-        let prefix = checked_prefix(&config.prefix)?;
+        let folder = BucketFolder::new(&config.prefix)?;
         check_bucket(&config.bucket)?;
         let objects = ObjectSettings::of(config)?;
         let mut builder = aws_sdk_s3::Config::builder()
@@ -74,11 +75,14 @@ impl S3 {
             check_endpoint(endpoint)?;
             builder = builder.endpoint_url(endpoint);
         }
+        if config.requester_pays {
+            builder = builder.interceptor(RequesterPays);
+        }
         let client = Client::from_conf(builder.build());
         Ok(Self {
             client,
             bucket: config.bucket.clone(),
-            prefix,
+            folder,
             objects,
         })
     }

@@ -5,10 +5,9 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use crate::trickle::store::{ObjectKey, StoreError};
+use crate::trickle::store::StoreError;
+use crate::trickle::store::remote::variable;
 
-/// The longest prefix, so that prefix and key fit S3's 1024 bytes.
-const PREFIX_BYTES_MAX: usize = 200;
 /// Where a bucket is that nobody has said anything of.
 const USUAL_REGION: &str = "us-east-1";
 const REGION_NAMES: [&str; 2] = ["AWS_REGION", "AWS_DEFAULT_REGION"];
@@ -121,27 +120,6 @@ impl S3Config {
     }
 }
 
-/// A variable of the environment that is not empty.
-pub(in crate::trickle::store) fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
-}
-
-pub(in crate::trickle::store) fn checked_prefix(prefix: &str) -> Result<String, StoreError> {
-    let prefix = prefix.trim_end_matches('/');
-    if prefix.is_empty() {
-        return Ok(String::new());
-    }
-    let key: ObjectKey = prefix.parse()?;
-    if prefix.len() > PREFIX_BYTES_MAX {
-        return Err(StoreError::Invalid {
-            what: "prefix of the durable tier".into(),
-            expected: format!("at most {PREFIX_BYTES_MAX} bytes"),
-            got: format!("{} bytes", prefix.len()),
-        });
-    }
-    Ok(format!("{key}/"))
-}
-
 pub(super) fn check_bucket(bucket: &str) -> Result<(), StoreError> {
     let portable = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     if (3..=255).contains(&bucket.len()) && bucket.bytes().all(portable) {
@@ -151,19 +129,5 @@ pub(super) fn check_bucket(bucket: &str) -> Result<(), StoreError> {
         what: "S3 bucket".into(),
         expected: "3 to 255 letters, digits, dots, dashes or underscores".into(),
         got: format!("{bucket:?}"),
-    })
-}
-
-pub(super) fn check_endpoint(endpoint: &str) -> Result<(), StoreError> {
-    let rest = endpoint
-        .strip_prefix("http://")
-        .or_else(|| endpoint.strip_prefix("https://"));
-    if rest.is_some_and(|host| !host.is_empty()) {
-        return Ok(());
-    }
-    Err(StoreError::Invalid {
-        what: "S3 endpoint".into(),
-        expected: "a URL that starts with http:// or https://".into(),
-        got: format!("{endpoint:?}"),
     })
 }

@@ -14,10 +14,12 @@ use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart};
 use bytes::Bytes;
 use storaged_core::Leftovers;
 
+use super::remote::{BucketFolder, check_listed, check_own};
+use super::upload::crc64;
 use super::{
-    CALL_BYTES_MAX, KeyPrefix, LIST_ENTRIES_MAX, ListPage, ObjectEntry, ObjectKey,
-    PAGE_ENTRIES_MAX, PartBytes, PartDigest, PartNumber, PartState, Rest, Store, StoreError,
-    StoreLimits, StoredForm, Upload, check_asked, check_range, check_small,
+    CALL_BYTES_MAX, KeyPrefix, ListPage, ObjectEntry, ObjectKey, PAGE_ENTRIES_MAX, PartBytes,
+    PartDigest, PartNumber, PartState, Rest, Store, StoreError, StoreLimits, StoredForm, Upload,
+    check_asked, check_range, check_small,
 };
 
 mod chain;
@@ -31,32 +33,29 @@ mod uploads;
 #[cfg(test)]
 pub(super) use config::PartChecksum;
 pub use config::S3Config;
-pub(super) use config::{checked_prefix, variable};
 use failure::{Context, answer_lacks};
 use objects::ObjectSettings;
+
+/// Those of its protocol, which Google's has too.
+pub(super) const S3_LIMITS: StoreLimits = StoreLimits {
+    part_bytes_min: 5 << 20,
+    part_bytes_max: CALL_BYTES_MAX,
+    parts_max: 10_000,
+    form: StoredForm::Plain,
+};
 
 /// A bucket, or the part of it below a prefix.
 #[derive(Debug, Clone)]
 pub struct S3 {
     client: Client,
     bucket: String,
-    /// Empty, or ending in a slash.
-    prefix: String,
+    folder: BucketFolder,
     objects: ObjectSettings,
 }
 
 impl S3 {
     fn name(&self, key: &ObjectKey) -> String {
-        format!("{}{key}", self.prefix)
-    }
-
-    fn prefix_of(&self, under: &KeyPrefix) -> String {
-        format!("{}{}", self.prefix, under.text())
-    }
-
-    /// The key of a name in the bucket; none for names that are not ours.
-    fn key_of(&self, name: &str) -> Option<ObjectKey> {
-        name.strip_prefix(&self.prefix)?.parse().ok()
+        self.folder.name(key)
     }
 
     fn context(&self, verb: &str, key: &ObjectKey) -> Context {
@@ -69,7 +68,11 @@ impl S3 {
     }
 
     fn list_context(&self, verb: &str, under: &KeyPrefix) -> Context {
-        let what = format!("{verb} s3://{}/{}", self.bucket, self.prefix_of(under));
+        let what = format!(
+            "{verb} s3://{}/{}",
+            self.bucket,
+            self.folder.prefix_of(under)
+        );
         Context {
             what,
             key: None,
@@ -88,13 +91,7 @@ impl S3 {
 #[async_trait]
 impl Store for S3 {
     fn limits(&self) -> StoreLimits {
-        // 5 MiB and 10000 are S3's own limits.
-        StoreLimits {
-            part_bytes_min: 5 << 20,
-            part_bytes_max: CALL_BYTES_MAX,
-            parts_max: 10_000,
-            form: StoredForm::Plain,
-        }
+        S3_LIMITS
     }
 
     async fn begin(&self, key: &ObjectKey, part_bytes: PartBytes) -> Result<Upload, StoreError> {
@@ -151,13 +148,12 @@ impl Store for S3 {
             .key(self.name(upload.key()));
         let request = request
             .upload_id(upload.id().to_string())
-            .part_number(number_in_s3(part))
-            .set_request_payer(self.objects.payer.clone());
+            .part_number(number_in_s3(part));
         // An upload whose parts have none was begun without it, or by a server that does not know it.
         let mut parts = upload.done().values();
         let has_none = parts.any(|part| matches!(part.digest, PartDigest::ETag(_)));
         let algorithm = self.objects.algorithm().filter(|_| !has_none);
-        let asked = algorithm.map(|_| objects::crc64(&bytes));
+        let asked = algorithm.map(|_| crc64(&bytes));
         let request = request.set_checksum_crc64_nvme(asked.map(objects::crc64_text));
         let sent = request.body(ByteStream::from(bytes)).send().await;
         let answer = sent.map_err(|error| context.error(error))?;
@@ -192,7 +188,6 @@ impl Store for S3 {
         let request = self.client.complete_multipart_upload().bucket(&self.bucket);
         let name = self.name(upload.key());
         let request = request.key(&name).upload_id(upload.id().to_string());
-        let request = request.set_request_payer(self.objects.payer.clone());
         let sent = request.multipart_upload(parts.build()).send().await;
         let context = self.upload_context("complete", upload);
         let answer = sent.map_err(|error| context.error(error));
@@ -238,8 +233,7 @@ impl Store for S3 {
         let request = self.client.abort_multipart_upload().bucket(&self.bucket);
         let request = request
             .key(self.name(upload.key()))
-            .upload_id(upload.id().to_string())
-            .set_request_payer(self.objects.payer.clone());
+            .upload_id(upload.id().to_string());
         match request
             .send()
             .await
@@ -251,10 +245,10 @@ impl Store for S3 {
     }
 
     async fn unfinished(&self, under: &KeyPrefix) -> Result<Vec<ObjectKey>, StoreError> {
-        let uploads = self.list_uploads(&self.prefix_of(under)).await?;
+        let uploads = self.list_uploads(&self.folder.prefix_of(under)).await?;
         let mut keys: Vec<_> = uploads
             .into_iter()
-            .filter_map(|(name, _)| self.key_of(&name))
+            .filter_map(|(name, _)| self.folder.key_of(&name))
             .collect();
         keys.sort();
         keys.dedup();
@@ -273,7 +267,6 @@ impl Store for S3 {
             .set_server_side_encryption(self.objects.encryption.clone())
             .set_ssekms_key_id(self.objects.kms_key.clone())
             .set_tagging(self.objects.tagging.clone())
-            .set_request_payer(self.objects.payer.clone())
             .body(ByteStream::from(bytes.clone()));
         match request
             .send()
@@ -281,15 +274,7 @@ impl Store for S3 {
             .map_err(|e| self.context("create", key).error(e))
         {
             Ok(_) => Ok(()),
-            Err(StoreError::AlreadyExists { key }) => {
-                let same = self.length(&key).await? == bytes.len() as u64
-                    && self.get(&key, None).await? == bytes;
-                if same {
-                    Ok(())
-                } else {
-                    Err(StoreError::AlreadyExists { key })
-                }
-            }
+            Err(StoreError::AlreadyExists { key }) => check_own(self, &key, &bytes).await,
             Err(error) => Err(error),
         }
     }
@@ -300,8 +285,7 @@ impl Store for S3 {
             .client
             .get_object()
             .bucket(&self.bucket)
-            .key(self.name(key))
-            .set_request_payer(self.objects.payer.clone());
+            .key(self.name(key));
         let request = match &range {
             None => request,
             // HTTP cannot name an empty range.
@@ -361,8 +345,7 @@ impl Store for S3 {
             .client
             .head_object()
             .bucket(&self.bucket)
-            .key(self.name(key))
-            .set_request_payer(self.objects.payer.clone());
+            .key(self.name(key));
         let answer = request.send().await.map_err(|error| context.error(error))?;
         let length = answer
             .content_length
@@ -377,16 +360,15 @@ impl Store for S3 {
         loop {
             let request = self.client.list_objects_v2().bucket(&self.bucket);
             let request = request
-                .prefix(self.prefix_of(under))
-                .set_continuation_token(next)
-                .set_request_payer(self.objects.payer.clone());
+                .prefix(self.folder.prefix_of(under))
+                .set_continuation_token(next);
             let page = request.send().await.map_err(|error| context.error(error))?;
             for object in page.contents() {
                 let length = u64::try_from(object.size().unwrap_or(0)).unwrap_or(0);
-                let key = object.key().and_then(|name| self.key_of(name));
+                let key = object.key().and_then(|name| self.folder.key_of(name));
                 entries.extend(key.map(|key| ObjectEntry { key, length }));
             }
-            uploads::check_listed(&context, entries.len(), LIST_ENTRIES_MAX)?;
+            check_listed(&context.what, entries.len())?;
             next = page.next_continuation_token;
             if next.is_none() {
                 entries.sort();
@@ -404,13 +386,12 @@ impl Store for S3 {
         let context = self.list_context("list", under);
         let limit = i32::try_from(limit.min(PAGE_ENTRIES_MAX)).unwrap_or(1);
         let request = self.client.list_objects_v2().bucket(&self.bucket);
-        let request = request.prefix(self.prefix_of(under)).max_keys(limit);
+        let request = request.prefix(self.folder.prefix_of(under)).max_keys(limit);
         let request = request.set_start_after(after.map(|key| self.name(key)));
-        let request = request.set_request_payer(self.objects.payer.clone());
         let page = request.send().await.map_err(|error| context.error(error))?;
         let entries = page.contents().iter().filter_map(|object| {
             let length = u64::try_from(object.size().unwrap_or(0)).unwrap_or(0);
-            let key = self.key_of(object.key()?)?;
+            let key = self.folder.key_of(object.key()?)?;
             Some(ObjectEntry { key, length })
         });
         let rest = if page.is_truncated().unwrap_or(false) {
@@ -426,21 +407,20 @@ impl Store for S3 {
 
     async fn list_folders(&self, under: &KeyPrefix) -> Result<Vec<String>, StoreError> {
         let context = self.list_context("list the folders of", under);
-        let prefix = self.prefix_of(under);
+        let prefix = self.folder.prefix_of(under);
         let mut names = Vec::new();
         let mut next = None;
         loop {
             let request = self.client.list_objects_v2().bucket(&self.bucket);
             let request = request.prefix(&prefix).delimiter("/");
             let request = request.set_continuation_token(next);
-            let request = request.set_request_payer(self.objects.payer.clone());
             let page = request.send().await.map_err(|error| context.error(error))?;
             for folder in page.common_prefixes() {
                 let name = folder.prefix().and_then(|name| name.strip_prefix(&prefix));
                 let name = name.map(|name| name.trim_end_matches('/').to_owned());
                 names.extend(name.filter(|name| !name.is_empty()));
             }
-            uploads::check_listed(&context, names.len(), LIST_ENTRIES_MAX)?;
+            check_listed(&context.what, names.len())?;
             next = page.next_continuation_token;
             if next.is_none() {
                 names.sort();
@@ -454,8 +434,7 @@ impl Store for S3 {
             .client
             .delete_object()
             .bucket(&self.bucket)
-            .key(self.name(key))
-            .set_request_payer(self.objects.payer.clone());
+            .key(self.name(key));
         match request
             .send()
             .await

@@ -1,9 +1,11 @@
 //! What the bucket's owner wants of objects, as requests say it, and the checksum of parts.
 
-use aws_sdk_s3::types::{ChecksumAlgorithm, RequestPayer, ServerSideEncryption, StorageClass};
+use aws_sdk_s3::config::interceptors::BeforeTransmitInterceptorContextMut;
+use aws_sdk_s3::config::{ConfigBag, Intercept, RuntimeComponents};
+use aws_sdk_s3::error::BoxError;
+use aws_sdk_s3::types::{ChecksumAlgorithm, ServerSideEncryption, StorageClass};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use bytes::Bytes;
 use crc_fast::CrcAlgorithm::Crc64Nvme;
 use form_urlencoded::Serializer;
 
@@ -24,7 +26,6 @@ pub(super) struct ObjectSettings {
     pub encryption: Option<ServerSideEncryption>,
     pub kms_key: Option<String>,
     pub tagging: Option<String>,
-    pub payer: Option<RequestPayer>,
     pub checksum: PartChecksum,
 }
 
@@ -54,7 +55,6 @@ impl ObjectSettings {
             encryption,
             kms_key: config.kms_key.clone(),
             tagging: tagging(config)?,
-            payer: config.requester_pays.then_some(RequestPayer::Requester),
             checksum: config.checksum(),
         })
     }
@@ -99,9 +99,25 @@ fn tagging(config: &S3Config) -> Result<Option<String>, StoreError> {
     Ok((!tags.is_empty()).then(|| header.finish()))
 }
 
-/// The checksum of a part.
-pub(super) fn crc64(bytes: &Bytes) -> u64 {
-    crc_fast::checksum(Crc64Nvme, bytes)
+/// Says in every request that this account pays for it, not the bucket's owner.
+#[derive(Debug)]
+pub(super) struct RequesterPays;
+
+impl Intercept for RequesterPays {
+    fn name(&self) -> &'static str {
+        "RequesterPays"
+    }
+
+    fn modify_before_signing(
+        &self,
+        context: &mut BeforeTransmitInterceptorContextMut<'_>,
+        _: &RuntimeComponents,
+        _: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let headers = context.request_mut().headers_mut();
+        headers.insert("x-amz-request-payer", "requester");
+        Ok(())
+    }
 }
 
 /// As a header has it.
@@ -132,7 +148,10 @@ pub(super) fn crc64_of_parts(upload: &Upload) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
+    use crate::trickle::store::upload::crc64;
 
     fn settings(more: &str) -> Result<ObjectSettings, StoreError> {
         let text = format!("bucket = 'ckpt'\nendpoint = 'http://127.0.0.1:1'\n{more}");

@@ -4,7 +4,8 @@ use aws_sdk_s3::types::ChecksumType;
 use md5::{Digest, Md5};
 
 use super::failure::{Context, answer_lacks};
-use super::{LIST_ENTRIES_MAX, PartDigest, PartNumber, PartState, S3, objects};
+use super::{PartDigest, PartNumber, PartState, S3, objects};
+use crate::trickle::store::remote::check_listed;
 use crate::trickle::store::{ObjectKey, PartBytes, StoreError, Upload, UploadId};
 
 /// Whether an entity tag is the one that S3 gives an object of these parts: the MD5 of the parts' own, and how many there are. Servers whose
@@ -53,7 +54,6 @@ impl S3 {
             .set_server_side_encryption(objects.encryption.clone())
             .set_ssekms_key_id(objects.kms_key.clone())
             .set_tagging(objects.tagging.clone())
-            .set_request_payer(objects.payer.clone())
             .set_checksum_algorithm(algorithm)
             .set_checksum_type(whole);
         let sent = request.send().await;
@@ -85,8 +85,7 @@ impl S3 {
                 .prefix(prefix);
             let request = request
                 .set_key_marker(markers.0)
-                .set_upload_id_marker(markers.1)
-                .set_request_payer(self.objects.payer.clone());
+                .set_upload_id_marker(markers.1);
             let page = request.send().await.map_err(|error| context.error(error))?;
             for upload in page.uploads() {
                 if let (Some(name), Some(id)) = (upload.key(), upload.upload_id()) {
@@ -96,7 +95,7 @@ impl S3 {
                     found.push((begun, name.to_owned(), UploadId(id.to_owned())));
                 }
             }
-            check_listed(&context, found.len(), LIST_ENTRIES_MAX)?;
+            check_listed(&context.what, found.len())?;
             let more = page.is_truncated() == Some(true) && page.next_key_marker.is_some();
             if !more {
                 found.sort();
@@ -114,8 +113,7 @@ impl S3 {
             let request = self.client.list_parts().bucket(&self.bucket);
             let request = request
                 .key(self.name(upload.key()))
-                .upload_id(upload.id().to_string())
-                .set_request_payer(self.objects.payer.clone());
+                .upload_id(upload.id().to_string());
             let sent = request.set_part_number_marker(marker).send().await;
             let page = sent.map_err(|error| context.error(error))?;
             for part in page.parts() {
@@ -142,16 +140,4 @@ impl S3 {
             marker = page.next_part_number_marker;
         }
     }
-}
-
-/// Ends a listing that is longer than memory was planned for.
-pub(super) fn check_listed(context: &Context, got: usize, max: usize) -> Result<(), StoreError> {
-    if got > max {
-        return Err(StoreError::Invalid {
-            what: context.what.clone(),
-            expected: format!("at most {max} entries (list a folder of it)"),
-            got: "more".into(),
-        });
-    }
-    Ok(())
 }

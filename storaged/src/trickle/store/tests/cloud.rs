@@ -182,6 +182,10 @@ async fn what_an_earlier_process_left_of_an_upload_is_known_and_given_up() {
         matches!(stale, Err(StoreError::NoUpload { .. })),
         "{stale:?}"
     );
+    // Nor is what is under way now lost from sight by it.
+    store.abort(&left).await.unwrap();
+    let unfinished = store.unfinished(&of_job).await.unwrap();
+    assert_eq!(unfinished, std::slice::from_ref(&name));
     for (number, part) in [first, last].into_iter().enumerate() {
         let number = PartNumber(number as u32);
         let state = store.put_part(&upload, number, part).await.unwrap();
@@ -248,6 +252,9 @@ fn both_clouds_are_configured_and_unknown_keys_are_refused() {
     let absent: GcsConfig =
         toml::from_str("bucket = 'ckpt'\ncredentials_file = '/nowhere/gcs.json'").unwrap();
     let error = CloudStore::gcs(&absent, randomness()).unwrap_err();
+    assert!(matches!(error, StoreError::Invalid { .. }), "{error}");
+    let elsewhere: GcsConfig = toml::from_str("bucket = 'ckpt'\nendpoint = 'ftp://x'").unwrap();
+    let error = CloudStore::gcs(&elsewhere, randomness()).unwrap_err();
     assert!(matches!(error, StoreError::Invalid { .. }), "{error}");
     let prefixed: AzureConfig =
         toml::from_str("account = 'a'\ncontainer = 'c'\nprefix = '../x'").unwrap();

@@ -60,6 +60,10 @@ pub(super) struct Wishes {
     pub signers: BTreeSet<String>,
 }
 
+fn text(said: Option<&str>) -> Option<String> {
+    said.map(str::to_owned)
+}
+
 impl Wishes {
     fn asked<T>(&mut self, request: &S3Request<T>, payer: Option<&RequestPayer>) {
         self.payers.push(payer.map(|it| it.as_str().to_owned()));
@@ -121,13 +125,15 @@ impl Serve for Server {
             let mut wishes = self.wishes.lock().unwrap();
             wishes.asked(&r, r.input.request_payer.as_ref());
             wishes.object = [
-                r.input.storage_class.as_ref().map(|it| it.as_str().into()),
-                r.input
-                    .server_side_encryption
-                    .as_ref()
-                    .map(|it| it.as_str().into()),
-                r.input.ssekms_key_id.clone(),
-                r.input.tagging.clone(),
+                text(r.input.storage_class.as_ref().map(StorageClass::as_str)),
+                text(
+                    r.input
+                        .server_side_encryption
+                        .as_ref()
+                        .map(ServerSideEncryption::as_str),
+                ),
+                text(r.input.ssekms_key_id.as_deref()),
+                text(r.input.tagging.as_deref()),
             ];
         }
         self.files.put_object(r).await
@@ -143,13 +149,15 @@ impl Serve for Server {
             let mut wishes = self.wishes.lock().unwrap();
             wishes.asked(&r, r.input.request_payer.as_ref());
             wishes.upload = [
-                r.input.storage_class.as_ref().map(|it| it.as_str().into()),
-                r.input
-                    .server_side_encryption
-                    .as_ref()
-                    .map(|it| it.as_str().into()),
-                r.input.ssekms_key_id.clone(),
-                r.input.tagging.clone(),
+                text(r.input.storage_class.as_ref().map(StorageClass::as_str)),
+                text(
+                    r.input
+                        .server_side_encryption
+                        .as_ref()
+                        .map(ServerSideEncryption::as_str),
+                ),
+                text(r.input.ssekms_key_id.as_deref()),
+                text(r.input.tagging.as_deref()),
             ];
         }
         let answer = self.files.create_multipart_upload(r).await?;
