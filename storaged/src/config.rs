@@ -11,6 +11,7 @@ mod hyperpod;
 mod membership;
 mod memory;
 mod memory_limit;
+mod network;
 mod node;
 mod peers;
 mod reload;
@@ -38,6 +39,7 @@ pub use hyperpod::{HyperpodSection, LatestName};
 pub use membership::{MembershipConfig, MembershipSection, RegistryConfig};
 pub use memory::MemorySection;
 use memory_limit::{DefaultBudget, MemoryLimit};
+pub use network::{NetworkConfig, NetworkSection};
 pub use node::NodeSection;
 pub use peers::PeerSection;
 pub use reload::Fixed;
@@ -82,6 +84,8 @@ fn value(key: &'static str, reason: impl ToString) -> ConfigError {
 pub struct ConfigFile {
     /// This node.
     pub node: NodeSection,
+    /// Its sockets and their threads.
+    pub network: NetworkSection,
     /// Certificates; needed with peers.
     pub tls: Option<TlsSection>,
     /// The other nodes, where they are listed here.
@@ -178,7 +182,7 @@ pub struct EncodeSection {
     pub link_rate: Option<ByteSize>,
     /// The same of nodes that have another one, by name: a slow one gathers nothing, and stands first in a chain.
     pub node_rates: BTreeMap<String, ByteSize>,
-    /// Threads of the codec; by default half as many as there are cores, at most 4.
+    /// Threads of the codec; by default half as many as there are cores, at most 4, or an eighth if that is more.
     pub threads: Option<usize>,
     /// Cores for the codec: one thread on each, which stays there.
     pub cores: Option<Vec<usize>>,
@@ -269,6 +273,8 @@ pub struct Config {
     pub peers: Vec<Peer>,
     /// UDP address.
     pub listen: SocketAddr,
+    /// Further ones, and threads for all.
+    pub network: NetworkConfig,
     /// TCP address for operators.
     pub ops_listen: Option<SocketAddr>,
     /// Whether what is shown there names jobs.
@@ -373,6 +379,7 @@ impl ConfigFile {
             members,
             peers,
             listen: self.node.listen,
+            network: self.network.validate(&self.node)?,
             ops_listen: self.node.ops_listen,
             ops_viewer: self.node.ops_names.viewer(),
             leave_within: Duration::from_millis(self.node.leave_within.as_ms()),
@@ -553,7 +560,8 @@ impl EncodeSection {
         let some = 1..=CODEC_THREADS_MAX;
         let of_machine = || {
             let cores = std::thread::available_parallelism();
-            cores.map_or(1, |cores| cores.get().div_ceil(2).min(4))
+            let of = |cores: usize| cores.div_ceil(2).min(4).max(cores / 8);
+            cores.map_or(1, |cores| of(cores.get()))
         };
         match (self.threads, &self.cores) {
             (Some(_), Some(_)) => Err(value(

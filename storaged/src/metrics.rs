@@ -131,6 +131,8 @@ metrics! {
         "Places of the roster that no node fills";
     membership_cordoned: Gauge, "membership_cordoned",
         "Nodes that the roster says are cordoned";
+    place_trunks: Gauge, "place_trunks",
+        "Connections for data alone beside the links to peers, both ways";
     place_connections: Gauge, "place_connections",
         "QUIC connections to peers, those that are just beginning or ending too";
     place_healed: Counter, "place_blocks_healed",
@@ -283,6 +285,11 @@ impl Metrics {
     /// So many connections there are now.
     pub fn observe_connections(&self, connections: usize) {
         self.place_connections.set(gauge(connections as u64));
+    }
+
+    /// So many trunks there are now.
+    pub fn observe_trunks(&self, trunks: usize) {
+        self.place_trunks.set(gauge(trunks as u64));
     }
 
     /// So many peers answer and are not linked to.

@@ -79,6 +79,7 @@ impl Site {
             node: name(node),
             generation: Generation::new(generation),
             listen: SocketAddr::new(self.addresses[node], PORT),
+            trunks: Vec::new(),
             identity: TlsIdentity::load(&files)?,
             peers: peers.collect(),
             group,

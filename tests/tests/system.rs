@@ -1,10 +1,10 @@
 //! Whole-system tests with real processes.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use storaged_sdk::wire::local::{DurableWish, Rung};
 use storaged_sdk::wire::{CheckpointState, RunId, Step};
 use storaged_tests::clients::WAIT_MS;
-use storaged_tests::system::{System, shards};
+use storaged_tests::system::{System, shards, wait};
 
 #[test]
 fn two_nodes_of_six_may_be_lost() -> Result<()> {
@@ -21,6 +21,40 @@ fn two_nodes_of_six_may_be_lost() -> Result<()> {
     system.cluster.start(2)?;
     let rungs = system.restore(&[0, 1, 2, 3], 30, &shards(4, 30))?;
     assert_eq!(rungs[0], Rung::OwnRam);
+    Ok(())
+}
+
+/// Sockets, and a second rail, on all nodes but one: as while a cluster is changed node by node.
+#[test]
+fn data_goes_over_trunks_and_two_nodes_may_be_lost() -> Result<()> {
+    let mut system = System::prepared(6, Some((4, 2)), "")?;
+    for node in 0..5 {
+        let rail = format!("127.0.1.{}", node + 1);
+        let network = format!("[network]\nsockets = 2\nrails = [\"{rail}\"]\n");
+        system.cluster.configure(node, &network)?;
+    }
+    system.cluster.start_all()?;
+    // Several ranks of a node have streams to the same peers at once.
+    let run = system.reader(0)?.open_run(WAIT_MS)?;
+    let trainer = |rank: u32| system.trainer(rank as usize % 6, run, rank, 18);
+    let mut trainers = (0..18).map(trainer).collect::<Result<Vec<_>>>()?;
+    for step in [10, 20] {
+        system.save(&mut trainers, step, &shards(18, step), DurableWish::Policy)?;
+        system.wait(0, run, step, CheckpointState::Protected)?;
+    }
+    let trunks = |node| system.cluster.metric::<u64>(node, "storaged_place_trunks");
+    wait("trunks", || {
+        let of_all: Vec<u64> = (0..6).map(trunks).collect::<Result<_, _>>()?;
+        let some = of_all[..5].iter().sum::<u64>() > 0;
+        ensure!(some && of_all[5] == 0, "{of_all:?}");
+        Ok(())
+    })?;
+    drop(trainers);
+    system.cluster.kill(1)?;
+    system.cluster.kill(5)?;
+    system.cluster.start(1)?;
+    system.cluster.start(5)?;
+    system.restore(&[0, 1, 2, 3, 4, 5], 20, &shards(18, 20))?;
     Ok(())
 }
 

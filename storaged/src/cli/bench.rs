@@ -356,7 +356,8 @@ fn raw_quic(directory: &std::path::Path, length: usize) -> Result<f64, CliError>
                 edge: 0,
             };
             let opened = sender.open_stream(&to, &record).await;
-            let mut stream = opened.map_err(|error| CliError::Unexpected(error.to_string()))?;
+            let mut opened = opened.map_err(|error| CliError::Unexpected(error.to_string()))?;
+            let stream = &mut opened.stream;
             let started = Instant::now();
             for _ in 0..blocks {
                 let sent = stream.write_chunk(block.clone()).await;
@@ -396,6 +397,7 @@ fn raw_endpoint(
         node: name,
         generation: Generation::new(u64::from(node)),
         listen: address(node),
+        trunks: Vec::new(),
         peers: vec![Peer::named(node_name(1 - node)?, address(1 - node))],
         group: BTreeSet::new(),
         agreement: Agreement::of(

@@ -22,9 +22,6 @@ use crate::keep::{Holding, KEEP_VARIABLE};
 use crate::log::{self, LogFormat};
 use crate::net::{TlsIdentity, UdpFactory};
 
-/// Threads of the network's runtime: one encrypts and sends while another receives.
-const NET_THREADS: usize = 2;
-
 /// Who stops a process and its group says so twice.
 const ONE_SIGNAL: Duration = Duration::from_millis(500);
 
@@ -160,7 +157,7 @@ fn run_daemon(args: RunArgs, process: DaemonProcess) -> Result<(), CliError> {
         tracing::warn!(key = "memory.swap", "{warning}");
     }
     let net = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(NET_THREADS)
+        .worker_threads(config.network.threads)
         .thread_name("net")
         .enable_all()
         .build()

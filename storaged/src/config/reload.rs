@@ -64,11 +64,12 @@ impl Config {
             (running != file).then_some(Fixed { key, running, file })
         };
         type Key<'a> = (&'static str, &'a dyn Fn(&Config) -> String);
-        let keys: [Key<'_>; 24] = [
+        let keys: [Key<'_>; 25] = [
             ("node.name", &|config| config.node.to_string()),
             ("membership", &|config| text(&config.membership)),
             ("node.failure_domain", &|config| text(&own(config))),
             ("node.listen", &|config| config.listen.to_string()),
+            ("network", &|config| text(&config.network)),
             ("node.ops_listen", &|config| text(&config.ops_listen)),
             ("node.ops_names", &|config| text(&config.ops_viewer)),
             ("node.leave_within", &|config| text(&config.leave_within)),

@@ -155,8 +155,10 @@ impl Daemon {
         );
         self.show_scrub();
         metrics.observe_unheld(self.memory.missing_in_store());
-        let connections = self.net.as_ref().map_or(0, |net| net.connections());
-        metrics.observe_connections(connections);
+        if let Some(net) = &self.net {
+            metrics.observe_connections(net.connections());
+            metrics.observe_trunks(net.trunks());
+        }
         metrics.observe_refused(self.links.refused.len());
         metrics.observe_in_flight(
             self.executor.stripes_in_flight(),

@@ -122,6 +122,7 @@ pub(super) async fn start_net(
         node: config.node.clone(),
         generation,
         listen: config.listen,
+        trunks: config.network.trunks.clone(),
         identity,
         peers: config.peers.clone(),
         group: coding_group(config),

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use quinn::{RecvStream, SendStream, VarInt};
+use quinn::{RecvStream, VarInt};
 use storaged_wire::NodeName;
 use storaged_wire::peer::StreamRecord;
 
 use super::{BlockReceiver, BlockSender, StreamError, Streams};
-use crate::net::Net;
+use crate::net::{DataStream, Net};
 
 /// Opens streams on the links of a transport.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl Streams for QuicStreams {
 
 /// A stream that is reset unless it is finished: dropping quinn's own would finish it, and send on what waits.
 struct QuicSender {
-    stream: SendStream,
+    stream: DataStream,
     finished: bool,
 }
 
@@ -53,7 +53,7 @@ impl Drop for QuicSender {
     fn drop(&mut self) {
         if !self.finished {
             // An error means that the stream is over already.
-            let _ = self.stream.reset(VarInt::from_u32(0));
+            let _ = self.stream.stream.reset(VarInt::from_u32(0));
         }
     }
 }
@@ -62,14 +62,16 @@ impl Drop for QuicSender {
 impl BlockSender for QuicSender {
     async fn send(&mut self, chunks: &mut [Bytes]) -> Result<(), StreamError> {
         self.stream
+            .stream
             .write_all_chunks(chunks)
             .await
             .map_err(StreamError::transport)
     }
 
     async fn finish(&mut self) -> Result<(), StreamError> {
-        self.stream.finish().map_err(StreamError::transport)?;
-        let acknowledged = self.stream.stopped().await;
+        let stream = &mut self.stream.stream;
+        stream.finish().map_err(StreamError::transport)?;
+        let acknowledged = stream.stopped().await;
         self.finished = matches!(acknowledged, Ok(None));
         match acknowledged {
             Ok(None) => Ok(()),

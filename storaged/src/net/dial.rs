@@ -29,6 +29,26 @@ pub(super) struct Dialling {
     /// The peer has dialled meanwhile: a dial that was not answered yet ends. One that was goes on, for the peer may take
     /// its connection for the better one.
     pub unneeded: CancellationToken,
+    pub purpose: Purpose,
+}
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// It is the link.
+    Link,
+    /// It is the trunk of that number.
+    Trunk(u8),
+}
+
+impl Purpose {
+    /// The number of a trunk.
+    pub fn trunk(self) -> Option<u8> {
+        match self {
+            Self::Link => None,
+            Self::Trunk(number) => Some(number),
+        }
+    }
 }
 
 pub(super) async fn dial(dialling: Dialling) -> Result<Offer, NetError> {
@@ -43,7 +63,7 @@ pub(super) async fn dial(dialling: Dialling) -> Result<Offer, NetError> {
             () = dialling.unneeded.cancelled() => return Err(failed("the peer has dialled")),
             connection = connect(&dialling) => connection?,
         };
-        let agreed = introduce(&connection, peer, &dialling.shared).await?;
+        let agreed = introduce(&connection, peer, &dialling.shared, dialling.purpose).await?;
         Ok(Offer {
             connection,
             agreed,
@@ -75,7 +95,8 @@ async fn connect(dialling: &Dialling) -> Result<Connection, NetError> {
         address: address.clone(),
         source,
     })?;
-    let connecting = endpoint.connect_with(shared.client(), resolved, &dns_name(node));
+    let client = shared.client(dialling.purpose);
+    let connecting = endpoint.connect_with(client, resolved, &dns_name(node));
     let connecting = connecting.map_err(|error| down(error.to_string()))?;
     let connected = connecting.await;
     let connection = connected.map_err(|error| failure::of_connection(&name, &error))?;

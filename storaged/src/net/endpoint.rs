@@ -1,4 +1,4 @@
-//! The endpoint: one UDP socket for dialling and accepting, and what comes in on accepted connections.
+//! The endpoints: a UDP socket for links, those for trunks, and what comes in on accepted connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use quinn::{Endpoint, EndpointConfig, Incoming, RecvStream, SendStream, TokioRuntime, VarInt};
+use quinn::{Endpoint, EndpointConfig, Incoming, RecvStream, TokioRuntime, VarInt};
 use storaged_wire::peer::{CONTROL_FRAME_BYTES_MAX, StreamRecord};
 use storaged_wire::{Generation, NodeName, encode};
 use tokio::sync::{mpsc, watch};
@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::address::PeerAddress;
 use super::agreement::{Agreement, Difference, VersionRange};
+use super::dial::Purpose;
 use super::hello::{LinkHello, welcome};
 use super::link::{Link, Offer};
 use super::node_naming::NodeNaming;
@@ -21,23 +22,13 @@ use super::pulse::{BEAT, Proximity, Side};
 use super::revoked::Revoked;
 use super::socket::{DATAGRAM_BYTES_MAX, SocketFactory};
 use super::streams::{FIRST_RECORD_WAIT, KIND_DATA};
-use super::{NetError, TlsIdentity, failure, frame, tls};
+use super::trunks::{DataStream, SocketKind, Taken, TrunkAddress, Users};
+use super::{NetError, TlsIdentity, failure, frame, tls, transport};
 
-/// A connection on which nothing comes ends by itself after this time. Links are given up long before (`pulse`).
-const IDLE: Duration = Duration::from_secs(15);
 /// A handshake takes no longer.
 const HANDSHAKE_WAIT: Duration = Duration::from_secs(5);
-/// Words without a meaning wait in so much memory.
-const WORDS_BYTES_MAX: usize = 256;
 /// First records are small.
 pub(super) const FIRST_RECORD_BYTES_MAX: usize = 4096;
-/// Unread bytes that one stream may have in flight: bandwidth times delay of 100 Gbit/s over 0.3 ms, 4 MB. More of
-/// them fall out of the cache between the socket and the reader, and cost a tenth more CPU (docs/operate/transport.md).
-const STREAM_WINDOW_BYTES: u32 = 4 << 20;
-/// The same for all streams of a connection.
-const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
-/// Streams that a peer may have open to us at once: 64 sessions of 4 edges.
-const STREAMS_MAX: u32 = 256;
 /// A peer that was refused reads why before the connection ends.
 const REFUSED_WAIT: Duration = Duration::from_secs(1);
 /// Of the protocol. What is new gets the next number, and both are spoken until no node speaks the old one only.
@@ -78,6 +69,8 @@ pub struct NetConfig {
     pub generation: Generation,
     /// Where to listen.
     pub listen: SocketAddr,
+    /// Where to take trunks beside that (`trunks`), fewer than [`SOCKETS_MAX`].
+    pub trunks: Vec<SocketAddr>,
     /// Who we are.
     pub identity: TlsIdentity,
     /// Whom to link to.
@@ -123,8 +116,9 @@ pub enum NetEvent {
 
 /// The transport of one daemon.
 pub struct Net {
+    /// Of links.
     endpoint: Endpoint,
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 pub(super) struct Shared {
@@ -133,6 +127,8 @@ pub(super) struct Shared {
     pub agreement: watch::Sender<Agreement>,
     /// What connections that are up may not go on with.
     revoked: watch::Sender<Arc<Revoked>>,
+    /// Those of trunks.
+    trunk_endpoints: Vec<Endpoint>,
     state: Mutex<EndpointState>,
 }
 
@@ -148,6 +144,7 @@ impl std::fmt::Debug for Net {
 struct EndpointState {
     hello: LinkHello,
     client: quinn::ClientConfig,
+    trunk_client: quinn::ClientConfig,
     naming: NodeNaming,
     known: BTreeMap<NodeName, Known>,
     /// Links to those that were configured and may not have ended yet.
@@ -180,8 +177,17 @@ impl Shared {
     }
 
     /// Who this node is to those that it dials.
-    pub fn client(&self) -> quinn::ClientConfig {
-        self.state().client.clone()
+    pub fn client(&self, purpose: Purpose) -> quinn::ClientConfig {
+        let state = self.state();
+        match purpose {
+            Purpose::Link => state.client.clone(),
+            Purpose::Trunk(_) => state.trunk_client.clone(),
+        }
+    }
+
+    /// The sockets of trunks, in the order of their numbers.
+    pub fn trunk_endpoints(&self) -> &[Endpoint] {
+        &self.trunk_endpoints
     }
 
     /// How certificates name nodes.
@@ -221,6 +227,31 @@ impl Shared {
     }
 }
 
+impl NetConfig {
+    /// A socket, for links the one of number 0.
+    async fn bind(
+        &self,
+        address: SocketAddr,
+        server: quinn::ServerConfig,
+        number: u8,
+    ) -> Result<Endpoint, NetError> {
+        let failed = |source| NetError::Bind { address, source };
+        let socket = self.sockets.bind(address).await.map_err(failed)?;
+        let mut config = EndpointConfig::default();
+        // Random choices of one socket are not those of the next.
+        let seed = self.seed.map(|mut seed| {
+            seed[0] ^= number;
+            seed
+        });
+        config.rng_seed(seed);
+        // Peers' path discovery goes no higher than what we say we take.
+        let sized = config.max_udp_payload_size(DATAGRAM_BYTES_MAX);
+        sized.map_err(|error| failed(std::io::Error::other(error)))?;
+        let runtime = Arc::new(TokioRuntime);
+        Endpoint::new_with_abstract_socket(config, Some(server), socket, runtime).map_err(failed)
+    }
+}
+
 impl Net {
     /// Binds, accepts and dials. Events come on `events`; whoever reads them must keep up or peers wait.
     ///
@@ -231,27 +262,14 @@ impl Net {
         events: mpsc::Sender<NetEvent>,
     ) -> Result<Arc<Self>, NetError> {
         config.identity.check_name(&config.node)?;
-        let (server, client) = credentials(&config.identity)?;
-        let bound = config.sockets.bind(config.listen).await;
-        let socket = bound.map_err(|source| NetError::Bind {
-            address: config.listen,
-            source,
-        })?;
-        let mut endpoint_config = EndpointConfig::default();
-        endpoint_config.rng_seed(config.seed);
-        // Peers' path discovery goes no higher than what we say we take.
-        let sized = endpoint_config.max_udp_payload_size(DATAGRAM_BYTES_MAX);
-        sized.map_err(|error| NetError::Bind {
-            address: config.listen,
-            source: std::io::Error::other(error),
-        })?;
-        let runtime = Arc::new(TokioRuntime);
-        let made =
-            Endpoint::new_with_abstract_socket(endpoint_config, Some(server), socket, runtime);
-        let endpoint = made.map_err(|source| NetError::Bind {
-            address: config.listen,
-            source,
-        })?;
+        let (links, trunks) = transport::ends(&config.identity, config.trunks.len())?;
+        let endpoint = config.bind(config.listen, links.server, 0).await?;
+        let mut trunk_endpoints = Vec::new();
+        for (number, address) in (1_u8..).zip(&config.trunks) {
+            let bound = config.bind(*address, trunks.server.clone(), number).await;
+            trunk_endpoints.push(bound?);
+        }
+        let taken_at = taken_at(&endpoint, &trunk_endpoints)?;
         let hello = LinkHello {
             version: config.versions.max,
             place: config.place,
@@ -259,10 +277,13 @@ impl Net {
             generation: config.generation,
             version_min: Some(config.versions.min),
             agreement: None,
+            trunks: Some(taken_at).filter(|some| !some.is_empty()),
+            trunk: None,
         };
         let state = EndpointState {
             hello,
-            client,
+            client: links.client,
+            trunk_client: trunks.client,
             naming: config.identity.naming(),
             known: BTreeMap::new(),
             ending: BTreeMap::new(),
@@ -271,11 +292,17 @@ impl Net {
             events,
             agreement: watch::Sender::new(config.agreement),
             revoked: watch::Sender::new(config.identity.revoked()),
+            trunk_endpoints,
             state: Mutex::new(state),
         });
         let net = Arc::new(Self { endpoint, shared });
         net.link_to(config.peers, &config.group);
-        tokio::spawn(accept_all(net.endpoint.clone(), net.shared.clone()));
+        let links = (&net.endpoint, SocketKind::Links);
+        let trunks = net.shared.trunk_endpoints.iter();
+        let trunks = trunks.map(|endpoint| (endpoint, SocketKind::Trunks));
+        for (endpoint, kind) in std::iter::once(links).chain(trunks) {
+            tokio::spawn(accept_all(endpoint.clone(), kind, net.shared.clone()));
+        }
         tokio::spawn(beat_all(net.shared.clone(), config.sockets));
         Ok(net)
     }
@@ -286,10 +313,14 @@ impl Net {
     /// [`NetError`] if it is not this node's, or cannot be used; then nothing changes.
     pub fn set_identity(&self, identity: &TlsIdentity) -> Result<(), NetError> {
         identity.check_name(self.shared.hello().machine())?;
-        let (server, client) = credentials(identity)?;
-        self.endpoint.set_server_config(Some(server));
+        let (links, trunks) = transport::ends(identity, self.shared.trunk_endpoints.len())?;
+        self.endpoint.set_server_config(Some(links.server));
+        for endpoint in &self.shared.trunk_endpoints {
+            endpoint.set_server_config(Some(trunks.server.clone()));
+        }
         let mut state = self.shared.state();
-        (state.client, state.naming) = (client, identity.naming());
+        (state.client, state.trunk_client) = (links.client, trunks.client);
+        state.naming = identity.naming();
         drop(state);
         self.shared.revoked.send_replace(identity.revoked());
         Ok(())
@@ -389,7 +420,7 @@ impl Net {
         &self,
         to: &NodeName,
         record: &StreamRecord,
-    ) -> Result<SendStream, NetError> {
+    ) -> Result<DataStream, NetError> {
         let known = self.shared.known(to);
         let known = known.ok_or_else(|| NetError::UnknownPeer(to.clone()))?;
         let connection = known
@@ -402,6 +433,10 @@ impl Net {
             reason,
         };
         known.link.note_word();
+        let (connection, users) = match known.link.trunks() {
+            Some(trunks) => trunks.choose(connection, &self.shared).await,
+            None => (connection, Users::default()),
+        };
         let opened = tokio::time::timeout(FIRST_RECORD_WAIT, connection.open_uni()).await;
         let opened = opened.map_err(|_| failed("it takes no more streams".into()))?;
         let mut stream = opened.map_err(|error| failed(error.to_string()))?;
@@ -413,12 +448,18 @@ impl Net {
         frame::write(&mut stream, encode(record).into())
             .await
             .map_err(|error| failed(error.to_string()))?;
-        Ok(stream)
+        Ok(DataStream::new(stream, users))
     }
 
-    /// Connections that there are now, both ways.
+    /// Connections that there are now, both ways, trunks not among them.
     pub fn connections(&self) -> usize {
         self.endpoint.open_connections()
+    }
+
+    /// Trunks that there are now, both ways.
+    pub fn trunks(&self) -> usize {
+        let endpoints = self.shared.trunk_endpoints.iter();
+        endpoints.map(Endpoint::open_connections).sum()
     }
 
     /// Address that it listens on.
@@ -431,45 +472,40 @@ impl Net {
 
     /// Ends every connection, with a word to the peers.
     pub async fn close(&self) {
-        self.endpoint.close(VarInt::from_u32(0), b"stopping");
-        let _ = tokio::time::timeout(Duration::from_millis(500), self.endpoint.wait_idle()).await;
+        let trunks = &self.shared.trunk_endpoints;
+        for endpoint in trunks.iter().chain([&self.endpoint]) {
+            endpoint.close(VarInt::from_u32(0), b"stopping");
+        }
+        let all_idle = async {
+            for endpoint in trunks.iter().chain([&self.endpoint]) {
+                endpoint.wait_idle().await;
+            }
+        };
+        let _ = tokio::time::timeout(Duration::from_millis(500), all_idle).await;
     }
 }
 
-/// Who a node is to those that dial it, and to those that it dials.
-fn credentials(
-    identity: &TlsIdentity,
-) -> Result<(quinn::ServerConfig, quinn::ClientConfig), NetError> {
-    let transport = Arc::new(transport());
-    let mut server = quinn::ServerConfig::with_crypto(Arc::new(identity.server()?));
-    server.transport_config(transport.clone());
-    let mut client = quinn::ClientConfig::new(Arc::new(identity.client()?));
-    client.transport_config(transport);
-    Ok((server, client))
+/// Where trunks are taken, as peers are told.
+fn taken_at(links: &Endpoint, trunks: &[Endpoint]) -> Result<Vec<TrunkAddress>, NetError> {
+    let address = |endpoint: &Endpoint| {
+        let unspecified = SocketAddr::from(([0, 0, 0, 0], 0));
+        endpoint.local_addr().map_err(|source| NetError::Bind {
+            address: unspecified,
+            source,
+        })
+    };
+    let beside = address(links)?;
+    let trunks = trunks.iter().map(address);
+    trunks
+        .map(|of| of.map(|of| TrunkAddress::of(of, beside)))
+        .collect()
 }
 
-fn transport() -> quinn::TransportConfig {
-    let mut config = quinn::TransportConfig::default();
-    let mut discovery = quinn::MtuDiscoveryConfig::default();
-    discovery.upper_bound(DATAGRAM_BYTES_MAX);
-    config
-        .max_idle_timeout(IDLE.try_into().ok())
-        .stream_receive_window(STREAM_WINDOW_BYTES.into())
-        .receive_window(CONNECTION_WINDOW_BYTES.into())
-        .send_window(u64::from(CONNECTION_WINDOW_BYTES))
-        .max_concurrent_uni_streams(STREAMS_MAX.into())
-        .max_concurrent_bidi_streams(1u32.into())
-        .datagram_receive_buffer_size(Some(WORDS_BYTES_MAX))
-        .datagram_send_buffer_size(WORDS_BYTES_MAX)
-        .mtu_discovery_config(Some(discovery));
-    config
-}
-
-async fn accept_all(endpoint: Endpoint, shared: Arc<Shared>) {
+async fn accept_all(endpoint: Endpoint, kind: SocketKind, shared: Arc<Shared>) {
     while let Some(incoming) = endpoint.accept().await {
         let shared = shared.clone();
         tokio::spawn(async move {
-            if let Err(error) = accept(incoming, &shared).await {
+            if let Err(error) = accept(incoming, kind, &shared).await {
                 let _ = shared.events.send(failed(error)).await;
             }
         });
@@ -497,7 +533,11 @@ pub(super) fn failed(error: NetError) -> NetEvent {
 }
 
 /// Takes a connection to the end of its hellos; then it is the link's.
-async fn accept(incoming: Incoming, shared: &Arc<Shared>) -> Result<(), NetError> {
+async fn accept(
+    incoming: Incoming,
+    kind: SocketKind,
+    shared: &Arc<Shared>,
+) -> Result<(), NetError> {
     let address = incoming.remote_address().to_string();
     let lost = |reason: &str| NetError::Lost {
         peer: address.clone(),
@@ -506,9 +546,18 @@ async fn accept(incoming: Incoming, shared: &Arc<Shared>) -> Result<(), NetError
     let connected = tokio::time::timeout(HANDSHAKE_WAIT, incoming).await;
     let connected = connected.map_err(|_| lost("no end of the handshake in time"))?;
     let connection = connected.map_err(|error| failure::of_connection(&address, &error))?;
-    let hello = tokio::time::timeout(FIRST_RECORD_WAIT, welcome(&connection, shared)).await;
+    let hello = welcome(&connection, shared, kind);
+    let hello = tokio::time::timeout(FIRST_RECORD_WAIT, hello).await;
     match hello {
-        Ok(Ok((known, agreed))) => {
+        Ok(Ok((known, agreed, Purpose::Trunk(number)))) => {
+            let trunk = Taken {
+                connection,
+                number,
+                generation: agreed.generation,
+            };
+            trunk.serve(known, shared.clone()).await
+        }
+        Ok(Ok((known, agreed, Purpose::Link))) => {
             let offer = Offer {
                 connection,
                 agreed,

@@ -5,9 +5,11 @@ use quinn::Connection;
 use storaged_wire::{Generation, NodeName, decode, encode};
 
 use super::agreement::{Agreement, Difference, VersionRange};
+use super::dial::Purpose;
 use super::endpoint::{FIRST_RECORD_BYTES_MAX, Known, Shared};
 use super::frame::ControlFrameError;
 use super::node_naming::NodeNaming;
+use super::trunks::{SocketKind, TrunkAddress};
 use super::{NetError, failure, frame, tls};
 
 /// First record of a connection, both ways.
@@ -28,6 +30,12 @@ pub(super) struct LinkHello {
     /// The name in its certificate; without it that of its place.
     #[n(5)]
     pub node: Option<NodeName>,
+    /// Where it takes trunks; a node of an older release, or of one socket, says none.
+    #[n(6)]
+    pub trunks: Option<Vec<TrunkAddress>>,
+    /// This connection is the trunk of that number, and no link.
+    #[n(7)]
+    pub trunk: Option<u8>,
 }
 
 impl LinkHello {
@@ -77,6 +85,8 @@ pub(super) struct Agreed {
     pub theirs: Option<Agreement>,
     /// What this node said of that.
     pub said: Option<Agreement>,
+    /// Where it takes trunks.
+    pub trunks: Vec<TrunkAddress>,
 }
 
 /// Says hello to the one that was dialled, and hears who it is.
@@ -84,6 +94,7 @@ pub(super) async fn introduce(
     connection: &Connection,
     peer: &NodeName,
     shared: &Shared,
+    purpose: Purpose,
 ) -> Result<Agreed, NetError> {
     let name = peer.to_string();
     let opened = connection.open_bi().await;
@@ -91,7 +102,10 @@ pub(super) async fn introduce(
     // A server that refuses our certificate says so by closing, which shows in the streams.
     let of_stream = |error| failure::of_stream(&name, connection, error);
     let wrong = |reason: String| of_stream(ControlFrameError::Wrong(reason));
-    let hello = shared.hello();
+    let hello = LinkHello {
+        trunk: purpose.trunk(),
+        ..shared.hello()
+    };
     frame::write(&mut send, encode(&hello).into())
         .await
         .map_err(of_stream)?;
@@ -111,6 +125,7 @@ pub(super) async fn introduce(
         version,
         theirs: answer.agreement,
         said: hello.agreement,
+        trunks: answer.trunks.unwrap_or_default(),
     })
 }
 
@@ -118,7 +133,8 @@ pub(super) async fn introduce(
 pub(super) async fn welcome(
     connection: &Connection,
     shared: &Shared,
-) -> Result<(Known, Agreed), NetError> {
+    socket: SocketKind,
+) -> Result<(Known, Agreed, Purpose), NetError> {
     let peer = connection.remote_address().to_string();
     let of_stream = |error| failure::of_stream(&peer, connection, error);
     let wrong = |reason: String| of_stream(ControlFrameError::Wrong(reason));
@@ -132,6 +148,7 @@ pub(super) async fn welcome(
     let body = body.ok_or_else(|| wrong("the hello is empty".into()))?;
     let hello: LinkHello = decode("hello", &body).map_err(|error| wrong(error.to_string()))?;
     check_identity(connection, &shared.naming(), hello.machine())?;
+    let purpose = socket.purpose(hello.trunk).map_err(wrong)?;
     let Some(known) = shared.known(&hello.place) else {
         return Err(NetError::UnknownPeer(hello.place));
     };
@@ -157,7 +174,9 @@ pub(super) async fn welcome(
             version,
             theirs: hello.agreement,
             said: own.agreement,
+            trunks: hello.trunks.unwrap_or_default(),
         },
+        purpose,
     ))
 }
 

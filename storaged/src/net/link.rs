@@ -5,6 +5,7 @@
 //! peer's own comes. Where both have dialled nevertheless, both prefer the connection of the lower name, and the other
 //! one is served until it ends by itself, as nothing is said on it any more: no link goes down because of it.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use quinn::{Connection, ConnectionError, Endpoint, SendStream, VarInt, WriteError};
-use storaged_wire::{NodeName, encode};
+use storaged_wire::{Generation, NodeName, encode};
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -20,12 +21,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::address::PeerAddress;
 use super::agreement::Agreement;
-use super::dial::{self, Dialling};
+use super::dial::{self, Dialling, Purpose};
 use super::endpoint::{AGREEMENT_SAID_AGAIN, Known, NetEvent, Shared};
 use super::frame::ControlFrameError;
 use super::hello::Agreed;
 use super::pulse::{Beat, Proximity, Pulse, Side, Spoke};
 use super::streams::{KIND_AGREEMENT, KIND_CONTROL};
+use super::trunks::{Far, Trunks};
 use super::{NetError, frame, streams};
 
 /// Dial again after this time, doubled at each failure up to the longest.
@@ -66,6 +68,17 @@ struct LinkState {
     watched: Option<Watched>,
     /// What the peer said last of what it should have in common with this node, while the link is up.
     theirs: Option<Agreement>,
+    /// While it is up.
+    trunks: Option<UpTrunks>,
+}
+
+/// The trunks beside a link that is up.
+struct UpTrunks {
+    generation: Generation,
+    /// That this node dials.
+    dialled: Arc<Trunks>,
+    /// That the peer has dialled.
+    taken: BTreeMap<u8, CancellationToken>,
 }
 
 /// A connection whose beats are counted.
@@ -149,6 +162,7 @@ impl Link {
                 proximity,
                 watched: None,
                 theirs: None,
+                trunks: None,
             }),
         });
         NewLink {
@@ -197,6 +211,9 @@ impl Link {
             Spoke::No
         };
         let mut state = self.state();
+        if let Some(trunks) = &state.trunks {
+            trunks.dialled.rest(Instant::now());
+        }
         let proximity = state.proximity;
         let Some(watched) = &mut state.watched else {
             return;
@@ -227,6 +244,44 @@ impl Link {
         self.connection.send_replace(None);
         let mut state = self.state();
         (state.watched, state.theirs) = (None, None);
+        let trunks = state.trunks.take();
+        drop(state);
+        for ended in trunks.iter().flat_map(|up| up.taken.values()) {
+            ended.cancel();
+        }
+    }
+
+    /// The link comes up with that incarnation, and these trunks are dialled beside it.
+    fn begin_trunks(&self, generation: Generation, dialled: Trunks) {
+        self.state().trunks = Some(UpTrunks {
+            generation,
+            dialled: Arc::new(dialled),
+            taken: BTreeMap::new(),
+        });
+    }
+
+    /// The trunks to dial, while the link is up.
+    pub fn trunks(&self) -> Option<Arc<Trunks>> {
+        self.state().trunks.as_ref().map(|up| up.dialled.clone())
+    }
+
+    /// The incarnation of the peer that it is up with.
+    #[cfg(test)]
+    pub fn generation(&self) -> Option<Generation> {
+        self.state().trunks.as_ref().map(|up| up.generation)
+    }
+
+    /// Takes a trunk of the peer's until the token says otherwise; none if the link is not up with that incarnation.
+    pub fn take_trunk(&self, number: u8, generation: Generation) -> Option<CancellationToken> {
+        let mut state = self.state();
+        let up = state.trunks.as_mut();
+        let up = up.filter(|up| up.generation == generation)?;
+        let ended = CancellationToken::new();
+        // The peer dials a number anew because it has lost the one before.
+        if let Some(before) = up.taken.insert(number, ended.clone()) {
+            before.cancel();
+        }
+        Some(ended)
     }
 
     pub fn set_theirs(&self, agreement: Option<Agreement>) {
@@ -360,6 +415,7 @@ impl Keeper {
                 address: self.link.address(),
                 shared: self.shared.clone(),
                 unneeded: CancellationToken::new(),
+                purpose: Purpose::Link,
             };
             let unneeded = dialling.unneeded.clone();
             let mut dialled = Box::pin(dial::dial(dialling));
@@ -391,9 +447,17 @@ impl Keeper {
             generation,
             version,
             ref theirs,
+            ref trunks,
             ..
         } = offer.agreed;
         self.link.set_theirs(theirs.clone());
+        let far = Far {
+            peer: self.peer.clone(),
+            node: self.node.clone(),
+            generation,
+        };
+        let trunks = Trunks::new(far, self.shared.trunk_endpoints(), trunks);
+        self.link.begin_trunks(generation, trunks);
         let peer = self.peer.clone();
         self.tell(NetEvent::Up {
             peer,

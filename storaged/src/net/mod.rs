@@ -1,8 +1,8 @@
-//! Transport between daemons: QUIC with mutual TLS. Owns the endpoint, one link per peer (which is also how a peer's
-//! death is seen) and the streams. Knows nothing of what the messages mean.
+//! Transport between daemons: QUIC with mutual TLS. Owns the endpoints, one link per peer (which is also how a peer's
+//! death is seen), its trunks and the streams. Knows nothing of what the messages mean.
 //!
 //! Order of reading: `tls`, `node_naming`, `authority`, `revoked` and `cert` (who is who), `address`, `agreement` (what nodes must have in common), `socket` (the
-//! UDP seam), `endpoint` (start, accept), `hello` (first records), `link` (one connection per peer, kept and reported), `dial`,
+//! UDP seam), `endpoint` (start, accept), `hello` (first records), `link` (one connection per peer, kept and reported), `trunks` (more for data), `dial`, `transport` (what connections are set to),
 //! `pulse` (whether the peer is there), `probe` (whether anybody is there at all), `streams` (what it sends), `failure` (whose fault the end of a connection is).
 
 mod address;
@@ -24,6 +24,8 @@ mod streams;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod transport;
+mod trunks;
 
 pub use address::{AddressError, PeerAddress};
 pub use agreement::{Agreement, Difference, VersionRange, advised, told};
@@ -32,6 +34,7 @@ pub use node_naming::{NodeNaming, SpiffeTemplate, SpiffeTemplateError};
 pub use probe::probe;
 pub use socket::{SocketFactory, UdpFactory};
 pub use tls::{TlsError, TlsFiles, TlsIdentity, Validity};
+pub use trunks::{DataStream, SOCKETS_MAX};
 
 use storaged_wire::NodeName;
 use thiserror::Error;

@@ -1,6 +1,7 @@
 //! Transports in one process: who links to whom, and what they say if not.
 
 mod spiffe;
+mod trunks;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -75,6 +76,7 @@ struct Spec {
     m: usize,
     versions: (u16, u16),
     naming: NodeNaming,
+    sockets: usize,
 }
 
 impl Spec {
@@ -85,6 +87,7 @@ impl Spec {
             m: 1,
             versions: (4, 5),
             naming: NodeNaming::Dns,
+            sockets: 1,
         }
     }
 }
@@ -111,6 +114,7 @@ async fn start(directory: &Path, spec: Spec) -> Started {
         node: name(spec.node),
         generation: incarnation(),
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        trunks: vec![SocketAddr::from(([127, 0, 0, 1], 0)); spec.sockets - 1],
         identity: TlsIdentity::load(&files).unwrap(),
         peers: spec.peers,
         group: group(),

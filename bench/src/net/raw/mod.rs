@@ -1,11 +1,12 @@
-//! What the daemons' transport is compared with: a stream of bytes between two plain processes, by TCP, by quinn as
+//! What the daemons' transport is compared with: a stream of bytes between two plain processes, by TCP, by TLS over it, by quinn as
 //! it comes, by quinn with chosen settings, and by the daemons' own transport.
 //!
-//! `quic` is quinn by itself, `own` the transport of `storaged::net`; this file has TCP, the two processes and how
+//! `tls` is rustls over TCP, `quic` quinn by itself, `own` the transport of `storaged::net`; this file has TCP, the two processes and how
 //! the bench runs them.
 
 pub mod own;
 pub mod quic;
+pub mod tls;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -35,6 +36,8 @@ pub const NAMES: [&str; 2] = ["sender", "receiver"];
 pub enum How {
     /// TCP as the system has it.
     Tcp,
+    /// TLS 1.3 over it, in the process as quinn's is.
+    Tls,
     /// quinn; as it comes, or with settings.
     Quinn,
     /// The daemons' transport.
@@ -62,7 +65,7 @@ pub struct RawArgs {
     /// Rounds
     #[arg(long, default_value_t = 1)]
     pub rounds: usize,
-    /// Settings of quinn such as mtu=8952,cc=bbr
+    /// Settings of quinn such as mtu=8952,cc=bbr, or of the daemons' transport: streams=4,sockets=2,threads=2
     #[arg(long, default_value = "")]
     pub settings: String,
 }
@@ -95,6 +98,7 @@ pub struct Transfer {
 pub fn receive(args: &RawArgs) -> Result<()> {
     match args.how {
         How::Tcp => receive_tcp(args.address),
+        How::Tls => tls::receive(args),
         How::Quinn => quic::receive(args),
         How::Own => own::receive(args),
     }
@@ -108,6 +112,7 @@ pub fn send(args: &RawArgs) -> Result<()> {
     let before = CpuTime::of(std::process::id());
     let fastest = match args.how {
         How::Tcp => send_tcp(args)?,
+        How::Tls => tls::send(args)?,
         How::Quinn => quic::send(args)?,
         How::Own => own::send(args)?,
     };

@@ -1,34 +1,67 @@
 //! The daemons' own transport, without a daemon around it.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use storaged::net::cert::CA_CERTIFICATE;
 use storaged::net::{
-    Agreement, LINK_VERSIONS, Net, NetConfig, NetEvent, NodeNaming, Peer, TlsFiles, TlsIdentity,
-    UdpFactory,
+    Agreement, DataStream, LINK_VERSIONS, Net, NetConfig, NetEvent, NodeNaming, Peer, TlsFiles,
+    TlsIdentity, UdpFactory,
 };
 use storaged_sdk::wire::peer::StreamRecord;
 use storaged_sdk::wire::{Generation, NodeName, SessionId};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 use super::{NAMES, RawArgs, WRITE_BYTES, say_ready, writes};
 
-/// As many threads as a daemon's network has.
-const THREADS: usize = 2;
+/// What may be tried.
+struct Settings {
+    /// Streams at once.
+    streams: u32,
+    sockets: u16,
+    /// As many as a daemon has on two cores.
+    threads: usize,
+}
+
+impl Settings {
+    fn parse(text: &str) -> Result<Self> {
+        let mut settings = Self {
+            streams: 1,
+            sockets: 1,
+            threads: 2,
+        };
+        for pair in text.split(',').filter(|pair| !pair.is_empty()) {
+            match pair.split_once('=') {
+                Some(("streams", value)) => settings.streams = value.parse()?,
+                Some(("sockets", value)) => settings.sockets = value.parse()?,
+                Some(("threads", value)) => settings.threads = value.parse()?,
+                _ => bail!("expected streams=N, sockets=N or threads=N, got {pair}"),
+            }
+        }
+        Ok(settings)
+    }
+
+    fn runtime(&self) -> Result<Runtime> {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        Ok(builder.worker_threads(self.threads).enable_all().build()?)
+    }
+}
 
 /// See [`super::receive`].
 ///
 /// # Errors
 /// If it cannot listen.
 pub fn receive(args: &RawArgs) -> Result<()> {
-    runtime()?.block_on(async {
-        let (_net, mut events) = start(args, 1).await?;
+    let settings = Settings::parse(&args.settings)?;
+    settings.runtime()?.block_on(async {
+        let (_net, mut events) = start(args, &settings, 1).await?;
         say_ready();
         while let Some(event) = events.recv().await {
             if let NetEvent::Stream { mut recv, .. } = event {
@@ -47,8 +80,9 @@ pub fn receive(args: &RawArgs) -> Result<()> {
 /// # Errors
 /// If the bytes do not arrive.
 pub fn send(args: &RawArgs) -> Result<Duration> {
-    runtime()?.block_on(async {
-        let (net, mut events) = start(args, 0).await?;
+    let settings = Settings::parse(&args.settings)?;
+    settings.runtime()?.block_on(async {
+        let (net, mut events) = start(args, &settings, 0).await?;
         let up =
             async { while !matches!(events.recv().await, None | Some(NetEvent::Up { .. })) {} };
         let waited = tokio::time::timeout(Duration::from_secs(20), up).await;
@@ -56,30 +90,42 @@ pub fn send(args: &RawArgs) -> Result<Duration> {
         let block = Bytes::from(vec![0x5a; WRITE_BYTES]);
         let mut fastest = Duration::MAX;
         for round in 0..args.rounds {
-            let record = StreamRecord {
-                leader: NodeName::new(NAMES[0])?,
-                session: SessionId::new(round as u64),
-                edge: 0,
-            };
-            let mut stream = net.open_stream(&NodeName::new(NAMES[1])?, &record).await?;
-            let started = Instant::now();
-            for size in writes(args.bytes) {
-                stream.write_chunk(block.slice(..size)).await?;
+            let mut streams = JoinSet::new();
+            for edge in 0..settings.streams {
+                let record = StreamRecord {
+                    leader: NodeName::new(NAMES[0])?,
+                    session: SessionId::new(round as u64),
+                    edge,
+                };
+                let stream = net.open_stream(&NodeName::new(NAMES[1])?, &record).await?;
+                let bytes = args.bytes / u64::from(settings.streams);
+                streams.spawn(send_on(stream, block.clone(), bytes));
             }
-            stream.finish()?;
-            stream.stopped().await?;
+            let started = Instant::now();
+            while let Some(sent) = streams.join_next().await {
+                sent??;
+            }
             fastest = fastest.min(started.elapsed());
         }
         Ok(fastest)
     })
 }
 
-fn runtime() -> Result<Runtime> {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    Ok(builder.worker_threads(THREADS).enable_all().build()?)
+async fn send_on(mut opened: DataStream, block: Bytes, bytes: u64) -> Result<()> {
+    let stream = &mut opened.stream;
+    for size in writes(bytes) {
+        stream.write_chunk(block.slice(..size)).await?;
+    }
+    stream.finish()?;
+    stream.stopped().await?;
+    Ok(())
 }
 
-async fn start(args: &RawArgs, end: usize) -> Result<(Arc<Net>, mpsc::Receiver<NetEvent>)> {
+async fn start(
+    args: &RawArgs,
+    settings: &Settings,
+    end: usize,
+) -> Result<(Arc<Net>, mpsc::Receiver<NetEvent>)> {
     let addresses = [args.sender, args.address];
     let (events, received) = mpsc::channel(64);
     let config = NetConfig {
@@ -88,6 +134,9 @@ async fn start(args: &RawArgs, end: usize) -> Result<(Arc<Net>, mpsc::Receiver<N
         node: NodeName::new(NAMES[end])?,
         generation: Generation::new(end as u64),
         listen: addresses[end],
+        trunks: (1..settings.sockets)
+            .map(|number| SocketAddr::new(addresses[end].ip(), addresses[end].port() + number))
+            .collect(),
         peers: vec![Peer::named(
             NodeName::new(NAMES[1 - end])?,
             addresses[1 - end],

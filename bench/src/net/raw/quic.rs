@@ -124,7 +124,7 @@ impl Settings {
         Ok(config)
     }
 
-    fn provider(&self) -> Result<Arc<CryptoProvider>> {
+    pub(super) fn provider(&self) -> Result<Arc<CryptoProvider>> {
         let mut provider = rustls::crypto::ring::default_provider();
         if let Some(cipher) = &self.cipher {
             let wanted = match cipher.as_str() {
@@ -286,7 +286,7 @@ async fn send_stream(connection: quinn::Connection, settings: Settings, bytes: u
     Ok(())
 }
 
-fn identity(
+pub(super) fn identity(
     directory: &Path,
     name: &str,
 ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {

@@ -1,0 +1,106 @@
+//! What connections are set to (docs/operate/transport.md has the measurements).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::{ClientConfig, MtuDiscoveryConfig, ServerConfig, TransportConfig, VarInt};
+
+use super::socket::DATAGRAM_BYTES_MAX;
+use super::{NetError, TlsIdentity};
+
+/// A connection on which nothing comes ends by itself after this time. Links are given up long before (`pulse`).
+const IDLE: Duration = Duration::from_secs(15);
+/// A trunk has no beat: it is kept by its dialler, and lost with a rail that carries nothing any more.
+const TRUNK_IDLE: Duration = Duration::from_secs(5);
+const TRUNK_KEPT_EVERY: Duration = Duration::from_millis(1_500);
+/// Words without a meaning wait in so much memory.
+const WORDS_BYTES_MAX: usize = 256;
+/// Unread bytes that one stream may have in flight: bandwidth times delay of 100 Gbit/s over 0.3 ms, 4 MB. More of
+/// them fall out of the cache between the socket and the reader, and cost a tenth more CPU (docs/operate/transport.md).
+const STREAM_WINDOW_BYTES: u32 = 4 << 20;
+/// The same for all streams of a link; all trunks of a peer share as much again.
+const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
+/// Streams that a peer may have open to us at once on a connection: 64 sessions of 4 edges.
+const STREAMS_MAX: u32 = 256;
+
+/// Both ends of connections of one kind.
+#[derive(Debug)]
+pub(super) struct Ends {
+    /// Of those that are accepted.
+    pub server: ServerConfig,
+    /// Of those that are dialled.
+    pub client: ClientConfig,
+}
+
+/// Who a node is to those that dial it and that it dials, on links and on so many trunks.
+///
+/// # Errors
+/// [`NetError::Tls`] if the certificate or the key cannot be used.
+pub(super) fn ends(identity: &TlsIdentity, trunks: usize) -> Result<(Ends, Ends), NetError> {
+    let transport = Arc::new(of_links());
+    let links = Ends {
+        server: server(identity, transport.clone())?,
+        client: client(identity, transport)?,
+    };
+    let trunks = u32::try_from(trunks.max(1)).unwrap_or(u32::MAX);
+    let trunks = Ends {
+        server: server(identity, Arc::new(of_accepted_trunks(trunks)))?,
+        client: client(identity, Arc::new(of_dialled_trunks()))?,
+    };
+    Ok((links, trunks))
+}
+
+fn server(
+    identity: &TlsIdentity,
+    transport: Arc<TransportConfig>,
+) -> Result<ServerConfig, NetError> {
+    let mut server = ServerConfig::with_crypto(Arc::new(identity.server()?));
+    server.transport_config(transport);
+    Ok(server)
+}
+
+fn client(
+    identity: &TlsIdentity,
+    transport: Arc<TransportConfig>,
+) -> Result<ClientConfig, NetError> {
+    let mut client = ClientConfig::new(Arc::new(identity.client()?));
+    client.transport_config(transport);
+    Ok(client)
+}
+
+fn of_links() -> TransportConfig {
+    let mut config = TransportConfig::default();
+    let mut discovery = MtuDiscoveryConfig::default();
+    discovery.upper_bound(DATAGRAM_BYTES_MAX);
+    config
+        .max_idle_timeout(IDLE.try_into().ok())
+        .stream_receive_window(STREAM_WINDOW_BYTES.into())
+        .receive_window(CONNECTION_WINDOW_BYTES.into())
+        .send_window(u64::from(CONNECTION_WINDOW_BYTES))
+        .max_concurrent_uni_streams(STREAMS_MAX.into())
+        .max_concurrent_bidi_streams(1u32.into())
+        .datagram_receive_buffer_size(Some(WORDS_BYTES_MAX))
+        .datagram_send_buffer_size(WORDS_BYTES_MAX)
+        .mtu_discovery_config(Some(discovery));
+    config
+}
+
+fn of_accepted_trunks(trunks: u32) -> TransportConfig {
+    let mut config = of_links();
+    let window = (CONNECTION_WINDOW_BYTES / trunks).max(STREAM_WINDOW_BYTES);
+    config
+        .max_idle_timeout(TRUNK_IDLE.try_into().ok())
+        .receive_window(VarInt::from_u32(window));
+    config
+}
+
+/// The peer has trunks of its own for what it sends: on these nothing comes but acknowledgements.
+fn of_dialled_trunks() -> TransportConfig {
+    let mut config = of_links();
+    config
+        .max_idle_timeout(TRUNK_IDLE.try_into().ok())
+        .keep_alive_interval(Some(TRUNK_KEPT_EVERY))
+        .max_concurrent_uni_streams(0u32.into())
+        .max_concurrent_bidi_streams(0u32.into());
+    config
+}
