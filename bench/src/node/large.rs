@@ -1,0 +1,122 @@
+//! One shard of 6 GiB, as a rank of a large model has, through all that can happen to it: protected, lost and decoded, uploaded, lost with all RAM and
+//! brought back; and what the daemons' own memory grows to meanwhile.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use storaged::cluster::Cluster;
+use storaged_sdk::wire::CheckpointState;
+use storaged_sdk::wire::local::{DurableWish, Rung};
+
+use super::{CHUNK, network, tier};
+use crate::net::job::{Chunks, Job, ShardAt};
+use crate::net::network::Network;
+use crate::net::scenario::Bench;
+
+/// With its parity and what a reader gets of it, as much as a machine of 24 GiB has room for.
+const SHARD: u64 = 6 << 30;
+const SHARD_GB: f64 = SHARD as f64 / 1e9;
+/// How often memory is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// See the module.
+pub fn measure(bench: &mut Bench) -> Result<()> {
+    eprintln!("a shard of 6 GiB on one of two data nodes, one coding node, a directory");
+    let folder = bench.directory.join("large-tier");
+    fs::create_dir_all(&folder)?;
+    let network = network(3)?;
+    let mut spec = bench.daemons(2, 1, CHUNK, SHARD, 2);
+    spec.more = format!(
+        "[durable]\nkind = \"directory\"\npath = \"{}\"\n",
+        folder.display()
+    );
+    let mut daemons = spec.start(&network)?;
+    let chunks = Chunks {
+        count: usize::try_from(SHARD / CHUNK)?,
+        bytes: CHUNK,
+    };
+    let mut job = Job::open(&daemons, 1, chunks)?;
+    job.durable = DurableWish::Required;
+    let mut own = 0;
+    let took = |bench: &mut Bench, what: &str, part: Duration| {
+        let rate = part.as_secs_f64() / SHARD_GB;
+        bench.figures.put(format!("large_{what}_s_per_gb"), rate);
+    };
+    let sealed = job.stage(1.0)?;
+    let started = Instant::now();
+    watched(&daemons, &mut own, || {
+        job.committed(&daemons, sealed)?;
+        took(bench, "committed", started.elapsed());
+        job.reach(&daemons, CheckpointState::Protected)?;
+        took(bench, "protected", started.elapsed());
+        job.reach(&daemons, CheckpointState::Durable)
+    })?;
+    took(bench, "durable", started.elapsed());
+    let manifest = job.manifest(&daemons, 0)?;
+    job.end_training();
+
+    daemons.kill(0)?;
+    daemons.start(0)?;
+    daemons.wait_for_links()?;
+    let at = ShardAt { rank: 0, node: 0 };
+    // Healing may have begun, for whose end the reader then waits.
+    let decoded = watched(&daemons, &mut own, || {
+        job.bring(&daemons, &manifest, at, &[Rung::Decoded, Rung::OwnRam])
+    })?;
+    took(bench, "decoded", decoded);
+    let local = watched(&daemons, &mut own, || {
+        job.bring(&daemons, &manifest, at, &[Rung::OwnRam])
+    })?;
+    took(bench, "opened_in_own_ram", local);
+
+    (0..3).try_for_each(|node| daemons.kill(node))?;
+    tier::drop_page_cache()?;
+    (0..3).try_for_each(|node| daemons.start(node))?;
+    daemons.wait_for_links()?;
+    let fetched = watched(&daemons, &mut own, || {
+        job.bring(&daemons, &manifest, at, &[Rung::Durable])
+    })?;
+    took(bench, "fetched", fetched);
+    bench
+        .figures
+        .put("large_rss_beyond_mib", own as f64 / f64::from(1 << 20));
+    Ok(())
+}
+
+/// Does something, and notes the most memory of its own that any of the daemons has meanwhile.
+fn watched<T: Send>(
+    daemons: &Cluster<&Network>,
+    most: &mut u64,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let processes: Vec<u32> = (0..3)
+        .map(|node| daemons.pid(node))
+        .collect::<Result<_, _>>()?;
+    let (ended, seen) = (AtomicBool::new(false), AtomicU64::new(*most));
+    let done = thread::scope(|threads| {
+        threads.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                for process in &processes {
+                    seen.fetch_max(own_bytes(*process).unwrap_or_default(), Ordering::Relaxed);
+                }
+                thread::sleep(LOOK);
+            }
+        });
+        let done = work();
+        ended.store(true, Ordering::Relaxed);
+        done
+    });
+    *most = seen.into_inner();
+    done
+}
+
+/// Memory that is in no file and no memfd: everything but slots and parity.
+fn own_bytes(process: u32) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find(|line| line.starts_with("RssAnon:"));
+    let kib = line.and_then(|line| line.split_whitespace().nth(1));
+    Ok(kib.context("no RssAnon")?.parse::<u64>()? << 10)
+}
