@@ -22,7 +22,7 @@ use super::pulse::{BEAT, Proximity, Side};
 use super::revoked::Revoked;
 use super::socket::{DATAGRAM_BYTES_MAX, SocketFactory};
 use super::streams::{FIRST_RECORD_WAIT, KIND_DATA};
-use super::trunks::{DataStream, SocketKind, Taken, TrunkAddress, Users};
+use super::trunks::{DataStream, DialledTrunk, SocketKind, TrunkAddress, UseCount};
 use super::{NetError, TlsIdentity, failure, frame, tls, transport};
 
 /// A handshake takes no longer.
@@ -262,7 +262,7 @@ impl Net {
         events: mpsc::Sender<NetEvent>,
     ) -> Result<Arc<Self>, NetError> {
         config.identity.check_name(&config.node)?;
-        let (links, trunks) = transport::ends(&config.identity, config.trunks.len())?;
+        let (links, trunks) = transport::both_sides(&config.identity, config.trunks.len())?;
         let endpoint = config.bind(config.listen, links.server, 0).await?;
         let mut trunk_endpoints = Vec::new();
         for (number, address) in (1_u8..).zip(&config.trunks) {
@@ -313,7 +313,7 @@ impl Net {
     /// [`NetError`] if it is not this node's, or cannot be used; then nothing changes.
     pub fn set_identity(&self, identity: &TlsIdentity) -> Result<(), NetError> {
         identity.check_name(self.shared.hello().machine())?;
-        let (links, trunks) = transport::ends(identity, self.shared.trunk_endpoints.len())?;
+        let (links, trunks) = transport::both_sides(identity, self.shared.trunk_endpoints.len())?;
         self.endpoint.set_server_config(Some(links.server));
         for endpoint in &self.shared.trunk_endpoints {
             endpoint.set_server_config(Some(trunks.server.clone()));
@@ -435,7 +435,7 @@ impl Net {
         known.link.note_word();
         let (connection, users) = match known.link.trunks() {
             Some(trunks) => trunks.choose(connection, &self.shared).await,
-            None => (connection, Users::default()),
+            None => (connection, UseCount::default()),
         };
         let opened = tokio::time::timeout(FIRST_RECORD_WAIT, connection.open_uni()).await;
         let opened = opened.map_err(|_| failed("it takes no more streams".into()))?;
@@ -550,7 +550,7 @@ async fn accept(
     let hello = tokio::time::timeout(FIRST_RECORD_WAIT, hello).await;
     match hello {
         Ok(Ok((known, agreed, Purpose::Trunk(number)))) => {
-            let trunk = Taken {
+            let trunk = DialledTrunk {
                 connection,
                 number,
                 generation: agreed.generation,

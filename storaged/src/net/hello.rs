@@ -148,7 +148,8 @@ pub(super) async fn welcome(
     let body = body.ok_or_else(|| wrong("the hello is empty".into()))?;
     let hello: LinkHello = decode("hello", &body).map_err(|error| wrong(error.to_string()))?;
     check_identity(connection, &shared.naming(), hello.machine())?;
-    let purpose = socket.purpose(hello.trunk).map_err(wrong)?;
+    let purpose = socket.purpose(hello.trunk);
+    let purpose = purpose.map_err(|error| wrong(error.to_string()))?;
     let Some(known) = shared.known(&hello.place) else {
         return Err(NetError::UnknownPeer(hello.place));
     };

@@ -23,9 +23,9 @@ const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 /// Streams that a peer may have open to us at once on a connection: 64 sessions of 4 edges.
 const STREAMS_MAX: u32 = 256;
 
-/// Both ends of connections of one kind.
+/// What connections of one kind are set to, whoever dials.
 #[derive(Debug)]
-pub(super) struct Ends {
+pub(super) struct BothSides {
     /// Of those that are accepted.
     pub server: ServerConfig,
     /// Of those that are dialled.
@@ -36,14 +36,17 @@ pub(super) struct Ends {
 ///
 /// # Errors
 /// [`NetError::Tls`] if the certificate or the key cannot be used.
-pub(super) fn ends(identity: &TlsIdentity, trunks: usize) -> Result<(Ends, Ends), NetError> {
+pub(super) fn both_sides(
+    identity: &TlsIdentity,
+    trunks: usize,
+) -> Result<(BothSides, BothSides), NetError> {
     let transport = Arc::new(of_links());
-    let links = Ends {
+    let links = BothSides {
         server: server(identity, transport.clone())?,
         client: client(identity, transport)?,
     };
     let trunks = u32::try_from(trunks.max(1)).unwrap_or(u32::MAX);
-    let trunks = Ends {
+    let trunks = BothSides {
         server: server(identity, Arc::new(of_accepted_trunks(trunks)))?,
         client: client(identity, Arc::new(of_dialled_trunks()))?,
     };

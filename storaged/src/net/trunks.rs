@@ -13,6 +13,7 @@ use std::time::Duration;
 use minicbor::{Decode, Encode};
 use quinn::{Connection, Endpoint, SendStream, VarInt};
 use storaged_wire::{Generation, NodeName};
+use thiserror::Error;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -65,36 +66,43 @@ pub(super) enum SocketKind {
     Trunks,
 }
 
+/// A connection that comes to a socket which is not for it.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub(super) enum WrongSocket {
+    #[error("trunks are not taken at this address")]
+    TrunkAtLinks,
+    #[error("only trunks are taken at this address: see peers.address")]
+    LinkAtTrunks,
+    #[error("expected a trunk's number below {SOCKETS_MAX}, got {0}")]
+    Number(u8),
+}
+
 impl SocketKind {
     /// What a connection is for whose hello says that.
     ///
     /// # Errors
-    /// Text that says that it comes to the wrong socket.
-    pub fn purpose(self, trunk: Option<u8>) -> Result<Purpose, String> {
+    /// [`WrongSocket`] if it does not belong here.
+    pub fn purpose(self, trunk: Option<u8>) -> Result<Purpose, WrongSocket> {
         match (self, trunk) {
             (Self::Links, None) => Ok(Purpose::Link),
             (Self::Trunks, Some(number)) if usize::from(number) < SOCKETS_MAX => {
                 Ok(Purpose::Trunk(number))
             }
-            (Self::Trunks, Some(number)) => Err(format!(
-                "expected a trunk's number below {SOCKETS_MAX}, got {number}"
-            )),
-            (Self::Links, Some(_)) => Err("trunks are not taken at this address".into()),
-            (Self::Trunks, None) => {
-                Err("only trunks are taken at this address: see peers.address".into())
-            }
+            (Self::Trunks, Some(number)) => Err(WrongSocket::Number(number)),
+            (Self::Links, Some(_)) => Err(WrongSocket::TrunkAtLinks),
+            (Self::Trunks, None) => Err(WrongSocket::LinkAtTrunks),
         }
     }
 }
 
 /// A trunk that a peer has dialled.
-pub(super) struct Taken {
+pub(super) struct DialledTrunk {
     pub connection: Connection,
     pub number: u8,
     pub generation: Generation,
 }
 
-impl Taken {
+impl DialledTrunk {
     /// Serves it until it ends, or the link does.
     ///
     /// # Errors
@@ -120,11 +128,11 @@ impl Taken {
 pub struct DataStream {
     /// The stream.
     pub stream: SendStream,
-    _users: Users,
+    _users: UseCount,
 }
 
 impl DataStream {
-    pub(super) fn new(stream: SendStream, users: Users) -> Self {
+    pub(super) fn new(stream: SendStream, users: UseCount) -> Self {
         Self {
             stream,
             _users: users,
@@ -133,7 +141,7 @@ impl DataStream {
 }
 
 /// One holder for each stream of a connection, and one for the connection.
-pub(super) type Users = Arc<()>;
+pub(super) type UseCount = Arc<()>;
 
 /// Whom this node dials.
 #[derive(Clone)]
@@ -149,7 +157,7 @@ pub(super) struct Far {
 pub(super) struct Trunks {
     far: Far,
     /// The link's users, and those of every trunk.
-    users: Mutex<Vec<Users>>,
+    users: Mutex<Vec<UseCount>>,
     trunks: Vec<Arc<Trunk>>,
     ended: CancellationToken,
 }
@@ -236,7 +244,7 @@ impl Trunks {
     }
 
     /// The connection for the next stream: the one with the fewest. A trunk is dialled if there is none yet.
-    pub async fn choose(&self, link: Connection, shared: &Arc<Shared>) -> (Connection, Users) {
+    pub async fn choose(&self, link: Connection, shared: &Arc<Shared>) -> (Connection, UseCount) {
         let (number, users) = self.least_used();
         let trunk = number.checked_sub(1).and_then(|at| self.trunks.get(at));
         let connection = match trunk {
@@ -249,7 +257,7 @@ impl Trunks {
         }
     }
 
-    fn least_used(&self) -> (usize, Users) {
+    fn least_used(&self) -> (usize, UseCount) {
         let users = self.users();
         // The choice counts at once, so that streams which open together go apart.
         let least = (users.iter().enumerate())
@@ -259,7 +267,7 @@ impl Trunks {
         (number, users.clone())
     }
 
-    fn users(&self) -> std::sync::MutexGuard<'_, Vec<Users>> {
+    fn users(&self) -> std::sync::MutexGuard<'_, Vec<UseCount>> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -382,7 +390,7 @@ impl Trunk {
         }
     }
 
-    fn rest(&self, users: &Users, now: Instant) {
+    fn rest(&self, users: &UseCount, now: Instant) {
         self.state.send_if_modified(|state| {
             let TrunkState::Open { connection, used } = state else {
                 return false;
