@@ -1,6 +1,7 @@
 //! `[network]`: with how many sockets and threads a node talks to its peers.
 
-use std::net::{IpAddr, SocketAddr};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::Deserialize;
 
@@ -34,6 +35,18 @@ pub struct NetworkConfig {
     pub threads: usize,
 }
 
+impl fmt::Display for NetworkConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let trunks: Vec<String> = self.trunks.iter().map(ToString::to_string).collect();
+        write!(
+            f,
+            "{} threads, trunks at [{}]",
+            self.threads,
+            trunks.join(" ")
+        )
+    }
+}
+
 impl NetworkSection {
     pub(super) fn validate(&self, node: &NodeSection) -> Result<NetworkConfig, ConfigError> {
         Ok(NetworkConfig {
@@ -52,7 +65,10 @@ impl NetworkSection {
         }
         for (at, rail) in self.rails.iter().enumerate() {
             let is_twice = self.rails[..at].contains(rail) || *rail == listen.ip();
-            if is_twice || rail.is_unspecified() || rail.is_ipv4() != listen.is_ipv4() {
+            let is_of_all = rail.is_unspecified()
+                || rail.is_multicast()
+                || *rail == IpAddr::V4(Ipv4Addr::BROADCAST);
+            if is_twice || is_of_all || rail.is_ipv4() != listen.is_ipv4() {
                 return Err(wrong(format!(
                     "expected addresses of interfaces that differ from each other and from node.listen, of its family, got {rail}"
                 )));
@@ -171,6 +187,8 @@ mod tests {
             ),
             ("10.0.0.1:9300", 1, &["::1"], "network.rails"),
             ("10.0.0.1:9300", 1, &["0.0.0.0"], "network.rails"),
+            ("10.0.0.1:9300", 1, &["224.0.0.1"], "network.rails"),
+            ("10.0.0.1:9300", 1, &["255.255.255.255"], "network.rails"),
         ] {
             let refused = trunks(listen, sockets, rails).unwrap_err();
             assert!(

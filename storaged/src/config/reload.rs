@@ -69,7 +69,7 @@ impl Config {
             ("membership", &|config| text(&config.membership)),
             ("node.failure_domain", &|config| text(&own(config))),
             ("node.listen", &|config| config.listen.to_string()),
-            ("network", &|config| text(&config.network)),
+            ("network", &|config| config.network.to_string()),
             ("node.ops_listen", &|config| text(&config.ops_listen)),
             ("node.ops_names", &|config| text(&config.ops_viewer)),
             ("node.leave_within", &|config| text(&config.leave_within)),

@@ -51,7 +51,10 @@ struct QuicSender {
 
 impl Drop for QuicSender {
     fn drop(&mut self) {
-        if !self.finished {
+        if self.finished {
+            self.stream.has_arrived();
+        } else {
+            self.stream.has_failed();
             // An error means that the stream is over already.
             let _ = self.stream.stream.reset(VarInt::from_u32(0));
         }

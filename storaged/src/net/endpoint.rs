@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,7 +23,9 @@ use super::pulse::{BEAT, Proximity, Side};
 use super::revoked::Revoked;
 use super::socket::{DATAGRAM_BYTES_MAX, SocketFactory};
 use super::streams::{FIRST_RECORD_WAIT, KIND_DATA};
-use super::trunks::{DataStream, DialledTrunk, SocketKind, TrunkAddress, UseCount};
+use super::trunks::{
+    Chosen, DataStream, DialledTrunk, SocketKind, TrunkAddress, TrunkSocket, UseCount,
+};
 use super::{NetError, TlsIdentity, failure, frame, tls, transport};
 
 /// A handshake takes no longer.
@@ -128,7 +131,9 @@ pub(super) struct Shared {
     /// What connections that are up may not go on with.
     revoked: watch::Sender<Arc<Revoked>>,
     /// Those of trunks.
-    trunk_endpoints: Vec<Endpoint>,
+    trunk_sockets: Vec<TrunkSocket>,
+    /// Trunks that were dialled came about: a stream that needs one waits for it. Where the ports are closed, one wait tells.
+    pub trunks_come_about: AtomicBool,
     state: Mutex<EndpointState>,
 }
 
@@ -186,8 +191,8 @@ impl Shared {
     }
 
     /// The sockets of trunks, in the order of their numbers.
-    pub fn trunk_endpoints(&self) -> &[Endpoint] {
-        &self.trunk_endpoints
+    pub fn trunk_sockets(&self) -> &[TrunkSocket] {
+        &self.trunk_sockets
     }
 
     /// How certificates name nodes.
@@ -264,12 +269,20 @@ impl Net {
         config.identity.check_name(&config.node)?;
         let (links, trunks) = transport::both_sides(&config.identity, config.trunks.len())?;
         let endpoint = config.bind(config.listen, links.server, 0).await?;
-        let mut trunk_endpoints = Vec::new();
+        let mut trunk_sockets = Vec::new();
         for (number, address) in (1_u8..).zip(&config.trunks) {
-            let bound = config.bind(*address, trunks.server.clone(), number).await;
-            trunk_endpoints.push(bound?);
+            match config.bind(*address, trunks.server.clone(), number).await {
+                Ok(endpoint) => trunk_sockets.push(TrunkSocket { number, endpoint }),
+                // A card that is broken costs speed, not the node.
+                Err(error) => {
+                    let error = crate::driver::chain(&error);
+                    tracing::warn!(
+                        "a socket of network.sockets or network.rails is left out until the daemon is started again: {error}"
+                    );
+                }
+            }
         }
-        let taken_at = taken_at(&endpoint, &trunk_endpoints)?;
+        let taken_at = taken_at(&endpoint, &trunk_sockets)?;
         let hello = LinkHello {
             version: config.versions.max,
             place: config.place,
@@ -292,14 +305,15 @@ impl Net {
             events,
             agreement: watch::Sender::new(config.agreement),
             revoked: watch::Sender::new(config.identity.revoked()),
-            trunk_endpoints,
+            trunk_sockets,
+            trunks_come_about: AtomicBool::new(true),
             state: Mutex::new(state),
         });
         let net = Arc::new(Self { endpoint, shared });
         net.link_to(config.peers, &config.group);
         let links = (&net.endpoint, SocketKind::Links);
-        let trunks = net.shared.trunk_endpoints.iter();
-        let trunks = trunks.map(|endpoint| (endpoint, SocketKind::Trunks));
+        let trunks = net.shared.trunk_sockets.iter();
+        let trunks = trunks.map(|it| (&it.endpoint, SocketKind::Trunks(it.number)));
         for (endpoint, kind) in std::iter::once(links).chain(trunks) {
             tokio::spawn(accept_all(endpoint.clone(), kind, net.shared.clone()));
         }
@@ -313,10 +327,11 @@ impl Net {
     /// [`NetError`] if it is not this node's, or cannot be used; then nothing changes.
     pub fn set_identity(&self, identity: &TlsIdentity) -> Result<(), NetError> {
         identity.check_name(self.shared.hello().machine())?;
-        let (links, trunks) = transport::both_sides(identity, self.shared.trunk_endpoints.len())?;
+        let (links, trunks) = transport::both_sides(identity, self.shared.trunk_sockets.len())?;
         self.endpoint.set_server_config(Some(links.server));
-        for endpoint in &self.shared.trunk_endpoints {
-            endpoint.set_server_config(Some(trunks.server.clone()));
+        for socket in &self.shared.trunk_sockets {
+            let server = Some(trunks.server.clone());
+            socket.endpoint.set_server_config(server);
         }
         let mut state = self.shared.state();
         (state.client, state.trunk_client) = (links.client, trunks.client);
@@ -433,11 +448,12 @@ impl Net {
             reason,
         };
         known.link.note_word();
-        let (connection, users) = match known.link.trunks() {
+        let chosen = match known.link.trunks() {
             Some(trunks) => trunks.choose(connection, &self.shared).await,
-            None => (connection, UseCount::default()),
+            None => Chosen::link(connection, UseCount::default()),
         };
-        let opened = tokio::time::timeout(FIRST_RECORD_WAIT, connection.open_uni()).await;
+        let opening = chosen.connection.open_uni();
+        let opened = tokio::time::timeout(FIRST_RECORD_WAIT, opening).await;
         let opened = opened.map_err(|_| failed("it takes no more streams".into()))?;
         let mut stream = opened.map_err(|error| failed(error.to_string()))?;
         let kind = Bytes::from_static(&[KIND_DATA]);
@@ -448,7 +464,7 @@ impl Net {
         frame::write(&mut stream, encode(record).into())
             .await
             .map_err(|error| failed(error.to_string()))?;
-        Ok(DataStream::new(stream, users))
+        Ok(DataStream::new(stream, chosen))
     }
 
     /// Connections that there are now, both ways, trunks not among them.
@@ -458,8 +474,8 @@ impl Net {
 
     /// Trunks that there are now, both ways.
     pub fn trunks(&self) -> usize {
-        let endpoints = self.shared.trunk_endpoints.iter();
-        endpoints.map(Endpoint::open_connections).sum()
+        let sockets = self.shared.trunk_sockets.iter();
+        sockets.map(|it| it.endpoint.open_connections()).sum()
     }
 
     /// Address that it listens on.
@@ -472,12 +488,13 @@ impl Net {
 
     /// Ends every connection, with a word to the peers.
     pub async fn close(&self) {
-        let trunks = &self.shared.trunk_endpoints;
-        for endpoint in trunks.iter().chain([&self.endpoint]) {
+        let trunks = self.shared.trunk_sockets.iter();
+        let all = trunks.map(|it| &it.endpoint).chain([&self.endpoint]);
+        for endpoint in all.clone() {
             endpoint.close(VarInt::from_u32(0), b"stopping");
         }
         let all_idle = async {
-            for endpoint in trunks.iter().chain([&self.endpoint]) {
+            for endpoint in all {
                 endpoint.wait_idle().await;
             }
         };
@@ -486,7 +503,7 @@ impl Net {
 }
 
 /// Where trunks are taken, as peers are told.
-fn taken_at(links: &Endpoint, trunks: &[Endpoint]) -> Result<Vec<TrunkAddress>, NetError> {
+fn taken_at(links: &Endpoint, trunks: &[TrunkSocket]) -> Result<Vec<TrunkAddress>, NetError> {
     let address = |endpoint: &Endpoint| {
         let unspecified = SocketAddr::from(([0, 0, 0, 0], 0));
         endpoint.local_addr().map_err(|source| NetError::Bind {
@@ -495,10 +512,11 @@ fn taken_at(links: &Endpoint, trunks: &[Endpoint]) -> Result<Vec<TrunkAddress>, 
         })
     };
     let beside = address(links)?;
-    let trunks = trunks.iter().map(address);
-    trunks
-        .map(|of| of.map(|of| TrunkAddress::of(of, beside)))
-        .collect()
+    let taken_at = |socket: &TrunkSocket| {
+        let bound = address(&socket.endpoint)?;
+        Ok(TrunkAddress::of(socket.number, bound, beside))
+    };
+    trunks.iter().map(taken_at).collect()
 }
 
 async fn accept_all(endpoint: Endpoint, kind: SocketKind, shared: Arc<Shared>) {

@@ -27,7 +27,8 @@ use super::frame::ControlFrameError;
 use super::hello::Agreed;
 use super::pulse::{Beat, Proximity, Pulse, Side, Spoke};
 use super::streams::{KIND_AGREEMENT, KIND_CONTROL};
-use super::trunks::{Far, Trunks};
+use super::trunk::Far;
+use super::trunks::Trunks;
 use super::{NetError, frame, streams};
 
 /// Dial again after this time, doubled at each failure up to the longest.
@@ -451,12 +452,8 @@ impl Keeper {
             ..
         } = offer.agreed;
         self.link.set_theirs(theirs.clone());
-        let far = Far {
-            peer: self.peer.clone(),
-            node: self.node.clone(),
-            generation,
-        };
-        let trunks = Trunks::new(far, self.shared.trunk_endpoints(), trunks);
+        let far = Far::new(self.peer.clone(), self.node.clone(), generation);
+        let trunks = Trunks::new(far, self.shared.trunk_sockets(), trunks);
         self.link.begin_trunks(generation, trunks);
         let peer = self.peer.clone();
         self.tell(NetEvent::Up {

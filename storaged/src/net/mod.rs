@@ -2,7 +2,7 @@
 //! death is seen), its trunks and the streams. Knows nothing of what the messages mean.
 //!
 //! Order of reading: `tls`, `node_naming`, `authority`, `revoked` and `cert` (who is who), `address`, `agreement` (what nodes must have in common), `socket` (the
-//! UDP seam), `endpoint` (start, accept), `hello` (first records), `link` (one connection per peer, kept and reported), `trunks` (more for data), `dial`, `transport` (what connections are set to),
+//! UDP seam), `endpoint` (start, accept), `hello` (first records), `link` (one connection per peer, kept and reported), `trunks` and `trunk` (more for data), `dial`, `transport` (what connections are set to),
 //! `pulse` (whether the peer is there), `probe` (whether anybody is there at all), `streams` (what it sends), `failure` (whose fault the end of a connection is).
 
 mod address;
@@ -25,6 +25,7 @@ mod streams;
 mod tests;
 mod tls;
 mod transport;
+mod trunk;
 mod trunks;
 
 pub use address::{AddressError, PeerAddress};

@@ -76,7 +76,7 @@ struct Spec {
     m: usize,
     versions: (u16, u16),
     naming: NodeNaming,
-    sockets: usize,
+    trunks: Vec<SocketAddr>,
 }
 
 impl Spec {
@@ -87,7 +87,7 @@ impl Spec {
             m: 1,
             versions: (4, 5),
             naming: NodeNaming::Dns,
-            sockets: 1,
+            trunks: Vec::new(),
         }
     }
 }
@@ -114,7 +114,7 @@ async fn start(directory: &Path, spec: Spec) -> Started {
         node: name(spec.node),
         generation: incarnation(),
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-        trunks: vec![SocketAddr::from(([127, 0, 0, 1], 0)); spec.sockets - 1],
+        trunks: spec.trunks,
         identity: TlsIdentity::load(&files).unwrap(),
         peers: spec.peers,
         group: group(),

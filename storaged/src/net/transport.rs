@@ -11,8 +11,8 @@ use super::{NetError, TlsIdentity};
 /// A connection on which nothing comes ends by itself after this time. Links are given up long before (`pulse`).
 const IDLE: Duration = Duration::from_secs(15);
 /// A trunk has no beat: it is kept by its dialler, and lost with a rail that carries nothing any more.
-const TRUNK_IDLE: Duration = Duration::from_secs(5);
-const TRUNK_KEPT_EVERY: Duration = Duration::from_millis(1_500);
+const TRUNK_IDLE: Duration = Duration::from_secs(3);
+const TRUNK_KEPT_EVERY: Duration = Duration::from_secs(1);
 /// Words without a meaning wait in so much memory.
 const WORDS_BYTES_MAX: usize = 256;
 /// Unread bytes that one stream may have in flight: bandwidth times delay of 100 Gbit/s over 0.3 ms, 4 MB. More of
@@ -20,6 +20,8 @@ const WORDS_BYTES_MAX: usize = 256;
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 /// The same for all streams of a link; all trunks of a peer share as much again.
 const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
+/// But each has at least so much: streams that nobody reads must not stop the others on it.
+const TRUNK_WINDOW_BYTES: u32 = 16 << 20;
 /// Streams that a peer may have open to us at once on a connection: 64 sessions of 4 edges.
 const STREAMS_MAX: u32 = 256;
 
@@ -90,7 +92,7 @@ fn of_links() -> TransportConfig {
 
 fn of_accepted_trunks(trunks: u32) -> TransportConfig {
     let mut config = of_links();
-    let window = (CONNECTION_WINDOW_BYTES / trunks).max(STREAM_WINDOW_BYTES);
+    let window = (CONNECTION_WINDOW_BYTES / trunks).max(TRUNK_WINDOW_BYTES);
     config
         .max_idle_timeout(TRUNK_IDLE.try_into().ok())
         .receive_window(VarInt::from_u32(window));

@@ -4,32 +4,30 @@
 //! that a node without trunks is a peer like any other, and a trunk that does not come about costs nothing but speed.
 //!
 //! Whoever opens a stream dials the trunk, and closes it when nothing has needed it for a while: of a thousand peers most
-//! never send each other data. Trunks of a link end with it.
+//! never send each other data. Trunks of a link end with it. `trunk` is one of them, and whether it is trusted.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use minicbor::{Decode, Encode};
-use quinn::{Connection, Endpoint, SendStream, VarInt};
-use storaged_wire::{Generation, NodeName};
+use quinn::{Connection, Endpoint, SendStream};
+use storaged_wire::Generation;
 use thiserror::Error;
-use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::dial::{self, Dialling, Purpose};
+use super::dial::{Dialling, Purpose};
 use super::endpoint::{Known, Shared};
+use super::trunk::{Dial, Doubt, Far, Trunk, TrunkState, Use, close};
 use super::{NetError, streams};
 
 /// Sockets of a node, the first one among them.
 pub const SOCKETS_MAX: usize = 16;
-/// A stream waits so long for a trunk that was never tried; then the link has to do.
-const DIAL_WORTH: Duration = Duration::from_millis(500);
-/// One that could not be dialled is tried again so much later.
-const AGAIN_AFTER: Duration = Duration::from_secs(10);
-/// One that nobody has used for so long is closed.
-const UNUSED_MAX: Duration = Duration::from_secs(10);
+/// A stream waits so long for a trunk that was never in doubt; then the link has to do, and nobody waits for that one any more.
+const DIAL_WORTH: Duration = Duration::from_millis(200);
 
 /// Where a node takes trunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
@@ -39,19 +37,29 @@ pub(super) struct TrunkAddress {
     ip: Option<IpAddr>,
     #[n(1)]
     port: u16,
+    /// From 1 on; sockets that could not be bound are left out.
+    #[n(2)]
+    number: u8,
+}
+
+/// A socket for trunks.
+pub(super) struct TrunkSocket {
+    pub number: u8,
+    pub endpoint: Endpoint,
 }
 
 impl TrunkAddress {
     /// Of a socket beside the one at which the node itself is reached.
-    pub fn of(socket: SocketAddr, beside: SocketAddr) -> Self {
+    pub fn of(number: u8, socket: SocketAddr, beside: SocketAddr) -> Self {
         let is_there = socket.ip() == beside.ip() || socket.ip().is_unspecified();
         Self {
             ip: (!is_there).then_some(socket.ip()),
             port: socket.port(),
+            number,
         }
     }
 
-    fn seen_from(self, link: &Connection) -> SocketAddr {
+    pub fn seen_from(self, link: &Connection) -> SocketAddr {
         let ip = self.ip.unwrap_or_else(|| link.remote_address().ip());
         SocketAddr::new(ip, self.port)
     }
@@ -62,8 +70,8 @@ impl TrunkAddress {
 pub(super) enum SocketKind {
     /// The one at which the node is reached.
     Links,
-    /// One beside it, whose connections have smaller windows.
-    Trunks,
+    /// One beside it, by its number: its connections have smaller windows, and a peer has one of them.
+    Trunks(u8),
 }
 
 /// A connection that comes to a socket which is not for it.
@@ -73,8 +81,8 @@ pub(super) enum WrongSocket {
     TrunkAtLinks,
     #[error("only trunks are taken at this address: see peers.address")]
     LinkAtTrunks,
-    #[error("expected a trunk's number below {SOCKETS_MAX}, got {0}")]
-    Number(u8),
+    #[error("expected the trunk of number {here}, which this socket has, got {got}")]
+    Number { here: u8, got: u8 },
 }
 
 impl SocketKind {
@@ -85,12 +93,10 @@ impl SocketKind {
     pub fn purpose(self, trunk: Option<u8>) -> Result<Purpose, WrongSocket> {
         match (self, trunk) {
             (Self::Links, None) => Ok(Purpose::Link),
-            (Self::Trunks, Some(number)) if usize::from(number) < SOCKETS_MAX => {
-                Ok(Purpose::Trunk(number))
-            }
-            (Self::Trunks, Some(number)) => Err(WrongSocket::Number(number)),
+            (Self::Trunks(here), Some(got)) if here == got => Ok(Purpose::Trunk(got)),
+            (Self::Trunks(here), Some(got)) => Err(WrongSocket::Number { here, got }),
             (Self::Links, Some(_)) => Err(WrongSocket::TrunkAtLinks),
-            (Self::Trunks, None) => Err(WrongSocket::LinkAtTrunks),
+            (Self::Trunks(_), None) => Err(WrongSocket::LinkAtTrunks),
         }
     }
 }
@@ -123,19 +129,61 @@ impl DialledTrunk {
     }
 }
 
+impl fmt::Display for TrunkAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.ip {
+            Some(ip) => SocketAddr::new(ip, self.port).fmt(f),
+            None => write!(f, "port {} of its link's address", self.port),
+        }
+    }
+}
+
 /// A stream that data goes on; as long as there is one, its connection is in use.
-#[derive(Debug)]
 pub struct DataStream {
     /// The stream.
     pub stream: SendStream,
     _users: UseCount,
+    trunk: Option<Arc<Trunk>>,
 }
 
 impl DataStream {
-    pub(super) fn new(stream: SendStream, users: UseCount) -> Self {
+    pub(super) fn new(stream: SendStream, chosen: Chosen) -> Self {
         Self {
             stream,
-            _users: users,
+            _users: chosen.users,
+            trunk: chosen.trunk,
+        }
+    }
+
+    /// The peer has everything: its trunk is a good one.
+    pub fn has_arrived(&self) {
+        if let Some(trunk) = &self.trunk {
+            trunk.prove();
+        }
+    }
+
+    /// It was given up: whoever tries again had better take another connection.
+    pub fn has_failed(&self) {
+        if let Some(trunk) = &self.trunk {
+            trunk.doubt(&Doubt::Stream);
+        }
+    }
+}
+
+/// A connection for the next stream.
+pub(super) struct Chosen {
+    pub connection: Connection,
+    users: UseCount,
+    trunk: Option<Arc<Trunk>>,
+}
+
+impl Chosen {
+    /// Of a link that is just coming up or going down.
+    pub fn link(connection: Connection, users: UseCount) -> Self {
+        Self {
+            connection,
+            users,
+            trunk: None,
         }
     }
 }
@@ -143,98 +191,24 @@ impl DataStream {
 /// One holder for each stream of a connection, and one for the connection.
 pub(super) type UseCount = Arc<()>;
 
-/// Whom this node dials.
-#[derive(Clone)]
-pub(super) struct Far {
-    pub peer: NodeName,
-    /// The name in its certificate.
-    pub node: NodeName,
-    /// A trunk of another incarnation is no trunk of this link.
-    pub generation: Generation,
-}
-
 /// The trunks that this node has to a peer while the link to it is up.
 pub(super) struct Trunks {
-    far: Far,
+    far: Arc<Far>,
     /// The link's users, and those of every trunk.
     users: Mutex<Vec<UseCount>>,
     trunks: Vec<Arc<Trunk>>,
     ended: CancellationToken,
 }
 
-struct Trunk {
-    number: u8,
-    endpoint: Endpoint,
-    address: TrunkAddress,
-    state: watch::Sender<TrunkState>,
-}
-
-#[derive(Debug, Clone)]
-enum TrunkState {
-    /// Nobody has needed it yet, or for a while.
-    Closed,
-    Dialling(Dial),
-    Open {
-        connection: Connection,
-        used: Instant,
-    },
-    Failed {
-        at: Instant,
-    },
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Dial {
-    /// Streams wait for it.
-    First,
-    /// It has failed before: nobody waits.
-    Again,
-}
-
-/// What somebody gets who needs a trunk.
-enum Use {
-    Now(Connection),
-    /// It is to be dialled.
-    Dial,
-    /// Somebody dials it.
-    Wait,
-}
-
-impl TrunkState {
-    fn connection(&self) -> Option<&Connection> {
-        match self {
-            Self::Open { connection, .. } => {
-                Some(connection).filter(|it| it.close_reason().is_none())
-            }
-            _ => None,
-        }
-    }
-
-    /// How it is dialled if it is to be.
-    fn next_dial(&self) -> Option<Dial> {
-        match self {
-            Self::Closed => Some(Dial::First),
-            Self::Dialling(_) => None,
-            Self::Open { connection, .. } => connection.close_reason().map(|_| Dial::First),
-            Self::Failed { at } => (at.elapsed() >= AGAIN_AFTER).then_some(Dial::Again),
-        }
-    }
-}
-
 impl Trunks {
     /// To a peer that takes trunks there: one for each socket that both have.
-    pub fn new(far: Far, sockets: &[Endpoint], taken_at: &[TrunkAddress]) -> Self {
-        let both = (1_u8..).zip(sockets.iter().zip(taken_at));
-        let trunks: Vec<_> = both
-            .map(|(number, (endpoint, address))| {
-                Arc::new(Trunk {
-                    number,
-                    endpoint: endpoint.clone(),
-                    address: *address,
-                    state: watch::Sender::new(TrunkState::Closed),
-                })
-            })
-            .collect();
+    pub fn new(far: Far, sockets: &[TrunkSocket], taken_at: &[TrunkAddress]) -> Self {
+        let far = Arc::new(far);
+        let trunk = |socket: &TrunkSocket| {
+            let there = taken_at.iter().find(|it| it.number == socket.number)?;
+            Some(Arc::new(Trunk::new(far.clone(), socket, *there)))
+        };
+        let trunks: Vec<_> = sockets.iter().filter_map(trunk).collect();
         Self {
             far,
             users: Mutex::new((0..=trunks.len()).map(|_| Arc::new(())).collect()),
@@ -244,24 +218,26 @@ impl Trunks {
     }
 
     /// The connection for the next stream: the one with the fewest. A trunk is dialled if there is none yet.
-    pub async fn choose(&self, link: Connection, shared: &Arc<Shared>) -> (Connection, UseCount) {
+    pub async fn choose(&self, link: Connection, shared: &Arc<Shared>) -> Chosen {
         let (number, users) = self.least_used();
         let trunk = number.checked_sub(1).and_then(|at| self.trunks.get(at));
-        let connection = match trunk {
-            Some(trunk) => self.connection(trunk, &link, shared).await,
-            None => None,
-        };
-        match connection {
-            Some(connection) => (connection, users),
-            None => (link, self.users()[0].clone()),
+        if let Some(trunk) = trunk {
+            if let Some(connection) = self.connection(trunk, &link, shared).await {
+                return Chosen {
+                    connection,
+                    users,
+                    trunk: Some(trunk.clone()),
+                };
+            }
         }
+        Chosen::link(link, self.users()[0].clone())
     }
 
     fn least_used(&self) -> (usize, UseCount) {
         let users = self.users();
         // The choice counts at once, so that streams which open together go apart.
         let least = (users.iter().enumerate())
-            .filter(|(number, _)| *number == 0 || self.trunks[number - 1].is_worth_it())
+            .filter(|(number, _)| *number == 0 || self.trunks[number - 1].is_trusted())
             .min_by_key(|(number, users)| (Arc::strong_count(users), *number));
         let (number, users) = least.expect("the link is always there");
         (number, users.clone())
@@ -284,9 +260,17 @@ impl Trunks {
             Use::Dial => self.dial(trunk, link, shared),
             Use::Wait => {}
         }
-        let settled = state.wait_for(|now| !matches!(now, TrunkState::Dialling(Dial::First)));
-        let settled = tokio::time::timeout(DIAL_WORTH, settled).await.ok()?.ok()?;
-        settled.connection().cloned()
+        if !shared.trunks_come_about.load(Ordering::Relaxed) {
+            return None;
+        }
+        let settled = state.wait_for(|now| !matches!(now, TrunkState::Dialling(Dial::Awaited)));
+        let Ok(settled) = tokio::time::timeout(DIAL_WORTH, settled).await else {
+            // Were each stream to wait, a session that opens many would be late by all of it.
+            trunk.wait_no_more();
+            shared.trunks_come_about.store(false, Ordering::Relaxed);
+            return None;
+        };
+        settled.ok()?.connection().cloned()
     }
 
     fn dial(&self, trunk: &Arc<Trunk>, link: &Connection, shared: &Arc<Shared>) {
@@ -299,8 +283,7 @@ impl Trunks {
             unneeded: self.ended.clone(),
             purpose: Purpose::Trunk(trunk.number),
         };
-        let dialled = trunk.clone().dial(dialling, self.far.generation);
-        tokio::spawn(dialled);
+        tokio::spawn(trunk.clone().keep(dialling));
     }
 
     /// Closes what nobody has used for a while.
@@ -314,8 +297,12 @@ impl Trunks {
 
 #[cfg(test)]
 impl Trunks {
-    pub fn none_is_worth_it(&self) -> bool {
-        !self.trunks.iter().any(|trunk| trunk.is_worth_it())
+    pub fn none_is_trusted(&self) -> bool {
+        !self.trunks.iter().any(|trunk| trunk.is_trusted())
+    }
+
+    pub fn first(&self) -> &Trunk {
+        &self.trunks[0]
     }
 }
 
@@ -327,94 +314,4 @@ impl Drop for Trunks {
             trunk.close();
         }
     }
-}
-
-impl Trunk {
-    /// Whether a stream should wait for it.
-    fn is_worth_it(&self) -> bool {
-        let state = self.state.borrow();
-        let dialled_again = matches!(&*state, TrunkState::Dialling(Dial::Again));
-        let rests = matches!(&*state, TrunkState::Failed { .. }) && state.next_dial().is_none();
-        !dialled_again && !rests
-    }
-
-    /// What somebody gets who needs it now.
-    fn begin_use(&self) -> Use {
-        let mut begins = Use::Wait;
-        self.state.send_if_modified(|state| {
-            if let Some(dial) = state.next_dial() {
-                *state = TrunkState::Dialling(dial);
-                begins = Use::Dial;
-            } else if let TrunkState::Open { connection, used } = state {
-                *used = Instant::now();
-                begins = Use::Now(connection.clone());
-            }
-            matches!(begins, Use::Dial)
-        });
-        begins
-    }
-
-    async fn dial(self: Arc<Self>, dialling: Dialling, generation: Generation) {
-        let ended = dialling.unneeded.clone();
-        let (peer, address) = (dialling.peer.clone(), dialling.address.clone());
-        let dialled = dial::dial(dialling).await;
-        let dialled = dialled.and_then(|offer| {
-            if offer.agreed.generation == generation {
-                Ok(offer.connection)
-            } else {
-                Err(NetError::Down(peer.clone()))
-            }
-        });
-        if ended.is_cancelled() {
-            if let Ok(connection) = dialled {
-                close(&connection);
-            }
-            return;
-        }
-        let now = Instant::now();
-        let (state, told) = match dialled {
-            Ok(connection) => (
-                TrunkState::Open {
-                    connection,
-                    used: now,
-                },
-                None,
-            ),
-            Err(error) => (TrunkState::Failed { at: now }, Some(error)),
-        };
-        let before = self.state.send_replace(state);
-        // One line when it fails, not one for each try.
-        if let (Some(error), TrunkState::Dialling(Dial::First)) = (told, before) {
-            let error = crate::driver::chain(&error);
-            tracing::warn!(%peer, %address, "data goes without this trunk, because it cannot be dialled: {error}");
-        }
-    }
-
-    fn rest(&self, users: &UseCount, now: Instant) {
-        self.state.send_if_modified(|state| {
-            let TrunkState::Open { connection, used } = state else {
-                return false;
-            };
-            if Arc::strong_count(users) > 1 {
-                *used = now;
-                return false;
-            }
-            let is_over = now.saturating_duration_since(*used) >= UNUSED_MAX;
-            if is_over {
-                close(connection);
-                *state = TrunkState::Closed;
-            }
-            is_over
-        });
-    }
-
-    fn close(&self) {
-        if let TrunkState::Open { connection, .. } = self.state.send_replace(TrunkState::Closed) {
-            close(&connection);
-        }
-    }
-}
-
-fn close(connection: &Connection) {
-    connection.close(VarInt::from_u32(0), b"not needed");
 }

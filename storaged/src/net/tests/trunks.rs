@@ -9,7 +9,7 @@ use super::*;
 
 fn with_sockets(node: usize, sockets: usize) -> Spec {
     Spec {
-        sockets,
+        trunks: vec![SocketAddr::from(([127, 0, 0, 1], 0)); sockets - 1],
         ..Spec::new(node, Vec::new())
     }
 }
@@ -124,14 +124,100 @@ async fn bytes_arrive_whole_on_every_trunk() {
 async fn a_trunk_that_cannot_be_dialled_costs_no_stream() {
     let directory = certificates(2);
     let (mut first, second) = linked(directory.path(), [2, 2]).await;
-    for endpoint in first.net.shared.trunk_endpoints() {
-        endpoint.close(0u32.into(), b"a firewall");
+    for socket in first.net.shared.trunk_sockets() {
+        socket.endpoint.close(0u32.into(), b"a firewall");
     }
     let streams = second.open_all(0, 4).await;
     assert_eq!(spread(&streams), [1, 2, 3, 4]);
     assert_eq!(first.edges(4).await, [0, 1, 2, 3]);
     let chosen = second.net.shared.known(&name(0)).unwrap().link.trunks();
-    assert!(chosen.is_some_and(|trunks| trunks.none_is_worth_it()));
+    assert!(chosen.is_some_and(|trunks| trunks.none_is_trusted()));
+}
+
+#[tokio::test]
+async fn after_a_wait_in_vain_nobody_waits_for_another_trunk() {
+    let directory = certificates(2);
+    let (first, second) = linked(directory.path(), [4, 4]).await;
+    let comes_about = || second.net.shared.trunks_come_about.load(Ordering::Relaxed);
+    let streams = second.open_all(0, 2).await;
+    assert!(comes_about());
+    for socket in first.net.shared.trunk_sockets() {
+        // Nobody answers there any more, as behind a firewall.
+        socket.endpoint.rebind(closed_socket()).unwrap();
+    }
+    let more = second.open_all(0, 4).await;
+    assert!(!comes_about());
+    drop((streams, more));
+}
+
+/// A socket at which nothing arrives.
+fn closed_socket() -> std::net::UdpSocket {
+    std::net::UdpSocket::bind("127.0.0.1:0").unwrap()
+}
+
+#[tokio::test]
+async fn a_stream_that_is_given_up_puts_its_trunk_in_doubt_and_one_that_arrives_ends_that() {
+    let directory = certificates(2);
+    let (_first, second) = linked(directory.path(), [2, 2]).await;
+    let streams = second.open_all(0, 2).await;
+    assert_eq!(spread(&streams), [0, 1]);
+    streams.iter().for_each(DataStream::has_failed);
+    drop(streams);
+    let avoided = second.open_all(0, 3).await;
+    assert_eq!(spread(&avoided), [2, 3, 4], "all on the link");
+    drop(avoided);
+    let trunks = second.net.shared.known(&name(0)).unwrap().link.trunks();
+    let trunks = trunks.unwrap();
+    assert!(trunks.none_is_trusted());
+    let on_trunk = trunks.first();
+    assert_eq!(on_trunk.paused_times(), 1);
+    on_trunk.prove();
+    assert!(!trunks.none_is_trusted());
+    let again = second.open_all(0, 2).await;
+    assert_eq!(spread(&again), [1, 5]);
+}
+
+#[tokio::test]
+async fn a_socket_that_cannot_be_bound_is_left_out_and_the_others_keep_their_numbers() {
+    let directory = certificates(2);
+    let absent = SocketAddr::from(([192, 0, 2, 1], 0));
+    let there = SocketAddr::from(([127, 0, 0, 1], 0));
+    let lame = Spec {
+        trunks: vec![absent, there],
+        ..Spec::new(0, Vec::new())
+    };
+    let (mut first, mut second) = pair(directory.path(), lame, with_sockets(1, 4)).await;
+    first.version_of_link().await;
+    second.version_of_link().await;
+    let numbers = |started: &Started| -> Vec<u8> {
+        let sockets = started.net.shared.trunk_sockets().iter();
+        sockets.map(|socket| socket.number).collect()
+    };
+    assert_eq!(
+        (numbers(&first), numbers(&second)),
+        (vec![2], vec![1, 2, 3])
+    );
+    let streams = second.open_all(0, 4).await;
+    assert_eq!(spread(&streams), [0, 1, 1, 2]);
+    assert_eq!(first.edges(4).await, [0, 1, 2, 3]);
+}
+
+#[test]
+fn a_socket_takes_the_trunk_of_its_own_number_alone() {
+    use super::super::dial::Purpose;
+    use super::super::trunks::{SocketKind, WrongSocket};
+    let at = SocketKind::Trunks(3);
+    assert_eq!(at.purpose(Some(3)), Ok(Purpose::Trunk(3)));
+    for got in [0, 2, 4, 255] {
+        assert_eq!(
+            at.purpose(Some(got)),
+            Err(WrongSocket::Number { here: 3, got })
+        );
+    }
+    assert_eq!(at.purpose(None), Err(WrongSocket::LinkAtTrunks));
+    assert_eq!(SocketKind::Links.purpose(None), Ok(Purpose::Link));
+    let wrong = SocketKind::Links.purpose(Some(1));
+    assert_eq!(wrong, Err(WrongSocket::TrunkAtLinks));
 }
 
 #[tokio::test]
@@ -205,7 +291,10 @@ async fn a_trunk_is_of_one_incarnation_and_the_newer_of_a_number_counts() {
 async fn each_socket_takes_what_it_is_for() {
     let directory = certificates(2);
     let mut first = start(directory.path(), with_sockets(0, 2)).await;
-    let trunk = first.net.shared.trunk_endpoints()[0].local_addr().unwrap();
+    let trunk = first.net.shared.trunk_sockets()[0]
+        .endpoint
+        .local_addr()
+        .unwrap();
     let wrong = Spec::new(1, vec![Peer::named(name(0), trunk)]);
     let second = start(directory.path(), wrong).await;
     first.net.set_peers(
