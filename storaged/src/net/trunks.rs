@@ -221,14 +221,14 @@ impl Trunks {
     pub async fn choose(&self, link: Connection, shared: &Arc<Shared>) -> Chosen {
         let (number, users) = self.least_used();
         let trunk = number.checked_sub(1).and_then(|at| self.trunks.get(at));
-        if let Some(trunk) = trunk {
-            if let Some(connection) = self.connection(trunk, &link, shared).await {
-                return Chosen {
-                    connection,
-                    users,
-                    trunk: Some(trunk.clone()),
-                };
-            }
+        if let Some(trunk) = trunk
+            && let Some(connection) = self.connection(trunk, &link, shared).await
+        {
+            return Chosen {
+                connection,
+                users,
+                trunk: Some(trunk.clone()),
+            };
         }
         Chosen::link(link, self.users()[0].clone())
     }
