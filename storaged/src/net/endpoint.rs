@@ -72,7 +72,7 @@ pub struct NetConfig {
     pub generation: Generation,
     /// Where to listen.
     pub listen: SocketAddr,
-    /// Where to take trunks beside that (`trunks`), fewer than [`SOCKETS_MAX`].
+    /// Where to take trunks beside that (`trunks`), fewer than [`SOCKETS_MAX`](super::SOCKETS_MAX).
     pub trunks: Vec<SocketAddr>,
     /// Who we are.
     pub identity: TlsIdentity,
