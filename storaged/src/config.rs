@@ -197,6 +197,13 @@ pub enum CodecThreads {
     Cores(Vec<usize>),
 }
 
+/// Of a machine with many cores the network and the codec have a thread for so many each, by default; the others are the job's.
+const CORES_PER_THREAD: usize = 8;
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
 /// Threads of the codec, at most: each has blocks in its cache and two jobs in the queue.
 const CODEC_THREADS_MAX: usize = 256;
 
@@ -559,9 +566,8 @@ impl EncodeSection {
     fn codec_threads(&self) -> Result<CodecThreads, ConfigError> {
         let some = 1..=CODEC_THREADS_MAX;
         let of_machine = || {
-            let cores = std::thread::available_parallelism();
-            let of = |cores: usize| cores.div_ceil(2).min(4).max(cores / 8);
-            cores.map_or(1, |cores| of(cores.get()))
+            let cores = cores();
+            cores.div_ceil(2).min(4).max(cores / CORES_PER_THREAD)
         };
         match (self.threads, &self.cores) {
             (Some(_), Some(_)) => Err(value(

@@ -7,8 +7,8 @@ use anyhow::{Context, Result};
 use storaged::cluster::Cluster;
 use storaged_sdk::wire::ManifestBytes;
 
-use super::{CHUNK, ROUNDS, least, network};
-use crate::net::job::{Chunks, Job};
+use super::{CHUNK, ROUNDS, chunks, least, network};
+use crate::net::job::Job;
 use crate::net::network::Network;
 use crate::net::scenario::Bench;
 
@@ -21,13 +21,6 @@ const WARM_UP: usize = 4;
 const LOST: [usize; 2] = [0, 1];
 /// Bytes of a shard that one or two threads digest.
 const ONE_SHARD: u64 = 1 << 30;
-
-fn chunks(shard: u64) -> Chunks {
-    Chunks {
-        count: (shard / CHUNK) as usize,
-        bytes: CHUNK,
-    }
-}
 
 /// See the module.
 pub fn measure(bench: &mut Bench) -> Result<()> {

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use storaged::cluster::Cluster;
 use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::{DurableWish, Rung};
 
-use super::{CHUNK, network, tier};
-use crate::net::job::{Chunks, Job, ShardAt};
+use super::{CHUNK, chunks, in_directory, network, tier};
+use crate::net::job::{Job, ShardAt};
 use crate::net::network::Network;
 use crate::net::scenario::Bench;
 
@@ -29,16 +29,9 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     fs::create_dir_all(&folder)?;
     let network = network(3)?;
     let mut spec = bench.daemons(2, 1, CHUNK, SHARD, 2);
-    spec.more = format!(
-        "[durable]\nkind = \"directory\"\npath = \"{}\"\n",
-        folder.display()
-    );
+    spec.more = in_directory(&folder);
     let mut daemons = spec.start(&network)?;
-    let chunks = Chunks {
-        count: usize::try_from(SHARD / CHUNK)?,
-        bytes: CHUNK,
-    };
-    let mut job = Job::open(&daemons, 1, chunks)?;
+    let mut job = Job::open(&daemons, 1, chunks(SHARD))?;
     job.durable = DurableWish::Required;
     let mut own = 0;
     let took = |bench: &mut Bench, what: &str, part: Duration| {
@@ -92,15 +85,12 @@ fn watched<T: Send>(
     most: &mut u64,
     work: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
-    let processes: Vec<u32> = (0..3)
-        .map(|node| daemons.pid(node))
-        .collect::<Result<_, _>>()?;
     let (ended, seen) = (AtomicBool::new(false), AtomicU64::new(*most));
     let done = thread::scope(|threads| {
         threads.spawn(|| {
             while !ended.load(Ordering::Relaxed) {
-                for process in &processes {
-                    seen.fetch_max(own_bytes(*process).unwrap_or_default(), Ordering::Relaxed);
+                for resident in (0..3).filter_map(|node| daemons.resident(node).ok()) {
+                    seen.fetch_max(resident.own, Ordering::Relaxed);
                 }
                 thread::sleep(LOOK);
             }
@@ -111,12 +101,4 @@ fn watched<T: Send>(
     });
     *most = seen.into_inner();
     done
-}
-
-/// Memory that is in no file and no memfd: everything but slots and parity.
-fn own_bytes(process: u32) -> Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
-    let line = status.lines().find(|line| line.starts_with("RssAnon:"));
-    let kib = line.and_then(|line| line.split_whitespace().nth(1));
-    Ok(kib.context("no RssAnon")?.parse::<u64>()? << 10)
 }

@@ -7,8 +7,8 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use storaged_sdk::wire::local::Rung;
 
-use super::{CHUNK, ROUNDS, least, network};
-use crate::net::job::{Chunks, Job, ShardAt};
+use super::{CHUNK, ROUNDS, chunks, least, network};
+use crate::net::job::{Job, ShardAt};
 use crate::net::scenario::Bench;
 
 const SHARD: u64 = 1 << 30;
@@ -20,11 +20,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     eprintln!("own RAM to a reader");
     let network = network(2)?;
     let daemons = bench.daemons(1, 1, CHUNK, SHARD, 4).start(&network)?;
-    let chunks = Chunks {
-        count: (SHARD / CHUNK) as usize,
-        bytes: CHUNK,
-    };
-    let mut job = Job::open(&daemons, 1, chunks)?;
+    let mut job = Job::open(&daemons, 1, chunks(SHARD))?;
     job.save(&daemons, 1.0)?;
     let manifest = job.manifest(&daemons, 0)?;
     let shard = job.open_shard(&daemons, &manifest, ShardAt { rank: 0, node: 0 })?;

@@ -9,8 +9,11 @@ mod s3;
 mod slow_proxy;
 mod tier;
 
+use std::path::Path;
+
 use anyhow::Result;
 
+use crate::net::job::Chunks;
 use crate::net::network::{Network, NetworkSpec, Packets};
 use crate::net::scenario::Scenario;
 use crate::net::table::{Mark, Marked, Report};
@@ -144,6 +147,22 @@ const NOTES: &str = "
   of decoding it on its restarted node, of opening it there once more, and of fetching it after all nodes have lost their memory. `large_rss_beyond_mib` is the most of a daemon's own memory in all of that.
 - A figure that is not here was not measured.
 ";
+
+/// What a shard of so many bytes is made of.
+fn chunks(shard: u64) -> Chunks {
+    Chunks {
+        count: (shard / CHUNK) as usize,
+        bytes: CHUNK,
+    }
+}
+
+/// Settings for a directory as the durable tier.
+fn in_directory(folder: &Path) -> String {
+    format!(
+        "[durable]\nkind = \"directory\"\npath = \"{}\"\n",
+        folder.display()
+    )
+}
 
 /// Nodes on links without a limit.
 fn network(nodes: usize) -> Result<Network> {

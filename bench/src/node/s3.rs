@@ -12,8 +12,8 @@ use storaged_sdk::wire::local::DurableWish;
 
 use super::slow_proxy::{SlowProxy, Way};
 use super::tier::{InMemory, open_all};
-use super::{CHUNK, ROUNDS, least};
-use crate::net::job::{Chunks, Job};
+use super::{CHUNK, ROUNDS, chunks, least};
+use crate::net::job::Job;
 use crate::net::scenario::Bench;
 use crate::s3_server::{BUCKET, KEYS, S3Server, credentials, output};
 
@@ -70,11 +70,7 @@ fn cluster(bench: &mut Bench, proxy: &SlowProxy, shard: u64) -> Result<Cluster> 
 }
 
 fn job(daemons: &Cluster, ranks: usize, shard: u64) -> Result<Job> {
-    let chunks = Chunks {
-        count: (shard / CHUNK) as usize,
-        bytes: CHUNK,
-    };
-    let mut job = Job::open(daemons, ranks, chunks)?;
+    let mut job = Job::open(daemons, ranks, chunks(shard))?;
     job.durable = DurableWish::Required;
     Ok(job)
 }

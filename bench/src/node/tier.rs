@@ -12,8 +12,8 @@ use storaged::cluster::{Cluster, Hosts};
 use storaged_sdk::wire::local::DurableWish;
 use storaged_sdk::wire::{CheckpointState, ManifestBytes};
 
-use super::{CHUNK, ROUNDS, least, network};
-use crate::net::job::{Chunks, Job, ShardAt};
+use super::{CHUNK, ROUNDS, chunks, in_directory, least, network};
+use crate::net::job::{Job, ShardAt};
 use crate::net::network::Network;
 use crate::net::scenario::Bench;
 use crate::s3_server::output;
@@ -34,16 +34,9 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     bench.figures.put("dd_read_bytes_per_second", read);
     let network = network(1)?;
     let mut spec = bench.daemons(1, 0, CHUNK, SHARD, 8);
-    spec.more = format!(
-        "[durable]\nkind = \"directory\"\npath = \"{}\"\n",
-        folder.display()
-    );
+    spec.more = in_directory(&folder);
     let mut daemons = spec.start(&network)?;
-    let chunks = Chunks {
-        count: (SHARD / CHUNK) as usize,
-        bytes: CHUNK,
-    };
-    let mut job = Job::open(&daemons, RANKS, chunks)?;
+    let mut job = Job::open(&daemons, RANKS, chunks(SHARD))?;
     job.durable = DurableWish::Required;
     let (mut cpu, mut took) = (None, None);
     for _ in 0..ROUNDS {

@@ -62,6 +62,8 @@ pub struct ResidentBytes {
     pub now: u64,
     /// The most at any time.
     pub most: u64,
+    /// Now, of its own: in no file and no memfd, so neither slots nor parity.
+    pub own: u64,
 }
 
 impl ResidentBytes {
@@ -72,7 +74,7 @@ impl ResidentBytes {
     pub fn of(process: u32) -> io::Result<Self> {
         let text = fs::read_to_string(format!("/proc/{process}/status"))?;
         Self::parse(&text).ok_or_else(|| {
-            let what = format!("expected VmRSS and VmHWM, got {text}");
+            let what = format!("expected VmRSS, VmHWM and RssAnon, got {text}");
             io::Error::new(io::ErrorKind::InvalidData, what)
         })
     }
@@ -86,6 +88,7 @@ impl ResidentBytes {
         Some(Self {
             now: bytes("VmRSS:")?,
             most: bytes("VmHWM:")?,
+            own: bytes("RssAnon:")?,
         })
     }
 }
@@ -119,11 +122,15 @@ mod tests {
 
     #[test]
     fn memory_is_in_bytes() {
-        let status = "Name:\ta\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n";
+        let status = "Name:\ta\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\nRssAnon:\t     512 kB\n";
         let (now, most) = (1 << 20, 2 << 20);
         assert_eq!(
             ResidentBytes::parse(status),
-            Some(ResidentBytes { now, most })
+            Some(ResidentBytes {
+                now,
+                most,
+                own: 512 << 10
+            })
         );
         assert!(ResidentBytes::of(u32::MAX).is_err());
     }

@@ -5,14 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::Deserialize;
 
-use super::{ConfigError, NodeSection, value};
+use super::{CORES_PER_THREAD, ConfigError, NodeSection, cores, value};
 use crate::net::SOCKETS_MAX;
 
 /// Threads of the network, at most.
 const THREADS_MAX: usize = 256;
-/// Threads by default: two wait for each other less than one; beyond, an eighth of the cores.
+/// Threads by default, at least: one encrypts and sends while another receives.
 const THREADS_MIN: usize = 2;
-const CORES_PER_THREAD: usize = 8;
 
 /// `[network]`
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -99,7 +98,6 @@ impl NetworkSection {
     }
 
     fn threads(&self) -> Result<usize, ConfigError> {
-        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         match self.threads {
             None => Ok((cores() / CORES_PER_THREAD).max(THREADS_MIN)),
             Some(threads) if (1..=THREADS_MAX).contains(&threads) => Ok(threads),

@@ -52,6 +52,7 @@ pub(super) struct Trunk {
     pub endpoint: Endpoint,
     pub address: TrunkAddress,
     pub state: watch::Sender<TrunkState>,
+    pub users: UseCount,
     far: Arc<Far>,
     doubts: Mutex<Doubts>,
 }
@@ -137,6 +138,7 @@ impl Trunk {
             endpoint: from.endpoint.clone(),
             address,
             state: watch::Sender::new(TrunkState::Closed),
+            users: UseCount::default(),
             far,
             doubts: Mutex::default(),
         }
@@ -231,13 +233,7 @@ impl Trunk {
     /// Dials, and looks after the connection until it ends.
     pub async fn keep(self: Arc<Self>, dialling: Dialling) {
         let ended = dialling.unneeded.clone();
-        let shared = dialling.shared.clone();
-        let dialled = self.dial(dialling).await;
-        if dialled.is_ok() {
-            shared.trunks_come_about.store(true, Ordering::Relaxed);
-        }
-        drop(shared);
-        match dialled {
+        match self.dial(dialling).await {
             Ok(connection) => self.until_closed(connection, &ended).await,
             Err(_) if ended.is_cancelled() => {}
             Err(error) => {
@@ -248,8 +244,10 @@ impl Trunk {
     }
 
     async fn dial(&self, dialling: Dialling) -> Result<Connection, NetError> {
+        let shared = dialling.shared.clone();
         let offer = dial::dial(dialling).await?;
         if offer.agreed.generation == self.far.generation {
+            shared.trunks_come_about.store(true, Ordering::Relaxed);
             Ok(offer.connection)
         } else {
             Err(NetError::Down(self.far.peer.clone()))
@@ -267,9 +265,9 @@ impl Trunk {
             () = ended.cancelled() => return close(&connection),
             reason = connection.closed() => reason,
         };
-        let is_this = |state: &TrunkState| matches!(state, TrunkState::Open { connection: it, .. } if it.stable_id() == connection.stable_id());
         self.state.send_if_modified(|state| {
-            let is_this = is_this(state);
+            // Another one may have been dialled since.
+            let is_this = matches!(state, TrunkState::Open { connection: it, .. } if it.stable_id() == connection.stable_id());
             if is_this {
                 *state = TrunkState::Closed;
             }
@@ -286,12 +284,12 @@ impl Trunk {
     }
 
     /// Closes it if nobody has used it for a while.
-    pub fn rest(&self, users: &UseCount, now: Instant) {
+    pub fn rest(&self, now: Instant) {
         self.state.send_if_modified(|state| {
             let TrunkState::Open { connection, used } = state else {
                 return false;
             };
-            if Arc::strong_count(users) > 1 {
+            if Arc::strong_count(&self.users) > 1 {
                 *used = now;
                 return false;
             }

@@ -178,7 +178,7 @@ pub(super) struct Chosen {
 }
 
 impl Chosen {
-    /// Of a link that is just coming up or going down.
+    /// The link's.
     pub fn link(connection: Connection, users: UseCount) -> Self {
         Self {
             connection,
@@ -194,8 +194,9 @@ pub(super) type UseCount = Arc<()>;
 /// The trunks that this node has to a peer while the link to it is up.
 pub(super) struct Trunks {
     far: Arc<Far>,
-    /// The link's users, and those of every trunk.
-    users: Mutex<Vec<UseCount>>,
+    link_users: UseCount,
+    /// Held while a connection is chosen and counted.
+    choosing: Mutex<()>,
     trunks: Vec<Arc<Trunk>>,
     ended: CancellationToken,
 }
@@ -211,7 +212,8 @@ impl Trunks {
         let trunks: Vec<_> = sockets.iter().filter_map(trunk).collect();
         Self {
             far,
-            users: Mutex::new((0..=trunks.len()).map(|_| Arc::new(())).collect()),
+            link_users: UseCount::default(),
+            choosing: Mutex::default(),
             trunks,
             ended: CancellationToken::new(),
         }
@@ -219,8 +221,7 @@ impl Trunks {
 
     /// The connection for the next stream: the one with the fewest. A trunk is dialled if there is none yet.
     pub async fn choose(&self, link: Connection, shared: &Arc<Shared>) -> Chosen {
-        let (number, users) = self.least_used();
-        let trunk = number.checked_sub(1).and_then(|at| self.trunks.get(at));
+        let (trunk, users) = self.least_used();
         if let Some(trunk) = trunk
             && let Some(connection) = self.connection(trunk, &link, shared).await
         {
@@ -230,21 +231,19 @@ impl Trunks {
                 trunk: Some(trunk.clone()),
             };
         }
-        Chosen::link(link, self.users()[0].clone())
+        Chosen::link(link, self.link_users.clone())
     }
 
-    fn least_used(&self) -> (usize, UseCount) {
-        let users = self.users();
-        // The choice counts at once, so that streams which open together go apart.
-        let least = (users.iter().enumerate())
-            .filter(|(number, _)| *number == 0 || self.trunks[number - 1].is_trusted())
-            .min_by_key(|(number, users)| (Arc::strong_count(users), *number));
-        let (number, users) = least.expect("the link is always there");
-        (number, users.clone())
-    }
-
-    fn users(&self) -> std::sync::MutexGuard<'_, Vec<UseCount>> {
-        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The trunk with the fewest users, none where that is the link. The choice counts at once, so that streams which open together go apart.
+    fn least_used(&self) -> (Option<&Arc<Trunk>>, UseCount) {
+        let _one_at_a_time = self.choosing.lock().unwrap_or_else(PoisonError::into_inner);
+        let trusted = self.trunks.iter().filter(|trunk| trunk.is_trusted());
+        let trunk = trusted.min_by_key(|trunk| Arc::strong_count(&trunk.users));
+        let of_link = Arc::strong_count(&self.link_users);
+        match trunk.filter(|trunk| Arc::strong_count(&trunk.users) < of_link) {
+            Some(trunk) => (Some(trunk), trunk.users.clone()),
+            None => (None, self.link_users.clone()),
+        }
     }
 
     /// A trunk's connection, if it has one now or very soon.
@@ -288,9 +287,8 @@ impl Trunks {
 
     /// Closes what nobody has used for a while.
     pub fn rest(&self, now: Instant) {
-        let users = self.users();
-        for (trunk, users) in self.trunks.iter().zip(users.iter().skip(1)) {
-            trunk.rest(users, now);
+        for trunk in &self.trunks {
+            trunk.rest(now);
         }
     }
 }

@@ -124,7 +124,35 @@ impl Settings {
         Ok(config)
     }
 
-    pub(super) fn provider(&self) -> Result<Arc<CryptoProvider>> {
+    /// TLS of the receiver.
+    ///
+    /// # Errors
+    /// If its certificate cannot be used.
+    pub fn server_tls(&self, args: &RawArgs) -> Result<rustls::ServerConfig> {
+        let (certificates, key) = identity(&args.certificates, NAMES[1])?;
+        let config = rustls::ServerConfig::builder_with_provider(self.provider()?)
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .with_no_client_auth()
+            .with_single_cert(certificates, key)?;
+        Ok(config)
+    }
+
+    /// TLS of the sender.
+    ///
+    /// # Errors
+    /// If the authority's certificate cannot be used.
+    pub fn client_tls(&self, args: &RawArgs) -> Result<rustls::ClientConfig> {
+        let mut roots = RootCertStore::empty();
+        let ca = args.certificates.join(CA_CERTIFICATE);
+        roots.add(CertificateDer::from_pem_file(ca)?)?;
+        let config = rustls::ClientConfig::builder_with_provider(self.provider()?)
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(config)
+    }
+
+    fn provider(&self) -> Result<Arc<CryptoProvider>> {
         let mut provider = rustls::crypto::ring::default_provider();
         if let Some(cipher) = &self.cipher {
             let wanted = match cipher.as_str() {
@@ -176,12 +204,7 @@ impl Settings {
 /// If it cannot listen.
 pub fn receive(args: &RawArgs) -> Result<()> {
     let settings = Settings::parse(&args.settings)?;
-    let (certificates, key) = identity(&args.certificates, NAMES[1])?;
-    let config = rustls::ServerConfig::builder_with_provider(settings.provider()?)
-        .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_no_client_auth()
-        .with_single_cert(certificates, key)?;
-    let crypto = QuicServerConfig::try_from(config)?;
+    let crypto = QuicServerConfig::try_from(settings.server_tls(args)?)?;
     let mut server = quinn::ServerConfig::with_crypto(Arc::new(crypto));
     server.transport_config(Arc::new(settings.transport()?));
     settings.runtime()?.block_on(async {
@@ -208,15 +231,7 @@ pub fn receive(args: &RawArgs) -> Result<()> {
 /// If the bytes do not arrive.
 pub fn send(args: &RawArgs) -> Result<Duration> {
     let settings = Settings::parse(&args.settings)?;
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(
-        args.certificates.join(CA_CERTIFICATE),
-    )?)?;
-    let config = rustls::ClientConfig::builder_with_provider(settings.provider()?)
-        .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let crypto = QuicClientConfig::try_from(config)?;
+    let crypto = QuicClientConfig::try_from(settings.client_tls(args)?)?;
     let mut client = quinn::ClientConfig::new(Arc::new(crypto));
     client.transport_config(Arc::new(settings.transport()?));
     settings.runtime()?.block_on(async {
@@ -286,7 +301,7 @@ async fn send_stream(connection: quinn::Connection, settings: Settings, bytes: u
     Ok(())
 }
 
-pub(super) fn identity(
+fn identity(
     directory: &Path,
     name: &str,
 ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {

@@ -6,12 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConnection, RootCertStore, ServerConnection, Stream};
-use storaged::net::cert::CA_CERTIFICATE;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConnection, ServerConnection, Stream};
 
-use super::quic::{Settings, identity};
+use super::quic::Settings;
 use super::{NAMES, RawArgs, WRITE_BYTES, say_ready, writes};
 
 /// See [`super::receive`].
@@ -19,13 +17,7 @@ use super::{NAMES, RawArgs, WRITE_BYTES, say_ready, writes};
 /// # Errors
 /// If it cannot listen.
 pub fn receive(args: &RawArgs) -> Result<()> {
-    let (certificates, key) = identity(&args.certificates, NAMES[1])?;
-    let provider = Settings::parse(&args.settings)?.provider()?;
-    let config = rustls::ServerConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_no_client_auth()
-        .with_single_cert(certificates, key)?;
-    let config = Arc::new(config);
+    let config = Arc::new(Settings::parse(&args.settings)?.server_tls(args)?);
     let listener = TcpListener::bind(args.address)?;
     say_ready();
     let mut buffer = vec![0; WRITE_BYTES];
@@ -44,15 +36,7 @@ pub fn receive(args: &RawArgs) -> Result<()> {
 /// # Errors
 /// If the bytes do not arrive.
 pub fn send(args: &RawArgs) -> Result<Duration> {
-    let mut roots = RootCertStore::empty();
-    let ca = args.certificates.join(CA_CERTIFICATE);
-    roots.add(CertificateDer::from_pem_file(ca)?)?;
-    let provider = Settings::parse(&args.settings)?.provider()?;
-    let config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let config = Arc::new(config);
+    let config = Arc::new(Settings::parse(&args.settings)?.client_tls(args)?);
     let name = ServerName::try_from(format!("{}.node.storaged", NAMES[1]))?;
     let block = vec![0x5a; WRITE_BYTES];
     let mut fastest = Duration::MAX;

@@ -60,8 +60,15 @@ pub(super) struct Wishes {
     pub signers: BTreeSet<String>,
 }
 
-fn text(said: Option<&str>) -> Option<String> {
-    said.map(str::to_owned)
+/// What a request asks of the object that it makes: two types of input with the same fields.
+macro_rules! wished {
+    ($input:expr) => {{
+        let class = $input.storage_class.as_ref().map(StorageClass::as_str);
+        let encryption = $input.server_side_encryption.as_ref();
+        let encryption = encryption.map(ServerSideEncryption::as_str);
+        let (key, tags) = ($input.ssekms_key_id.as_deref(), $input.tagging.as_deref());
+        [class, encryption, key, tags].map(|said| said.map(str::to_owned))
+    }};
 }
 
 impl Wishes {
@@ -124,17 +131,7 @@ impl Serve for Server {
         {
             let mut wishes = self.wishes.lock().unwrap();
             wishes.asked(&r, r.input.request_payer.as_ref());
-            wishes.object = [
-                text(r.input.storage_class.as_ref().map(StorageClass::as_str)),
-                text(
-                    r.input
-                        .server_side_encryption
-                        .as_ref()
-                        .map(ServerSideEncryption::as_str),
-                ),
-                text(r.input.ssekms_key_id.as_deref()),
-                text(r.input.tagging.as_deref()),
-            ];
+            wishes.object = wished!(r.input);
         }
         self.files.put_object(r).await
     }
@@ -148,17 +145,7 @@ impl Serve for Server {
         {
             let mut wishes = self.wishes.lock().unwrap();
             wishes.asked(&r, r.input.request_payer.as_ref());
-            wishes.upload = [
-                text(r.input.storage_class.as_ref().map(StorageClass::as_str)),
-                text(
-                    r.input
-                        .server_side_encryption
-                        .as_ref()
-                        .map(ServerSideEncryption::as_str),
-                ),
-                text(r.input.ssekms_key_id.as_deref()),
-                text(r.input.tagging.as_deref()),
-            ];
+            wishes.upload = wished!(r.input);
         }
         let answer = self.files.create_multipart_upload(r).await?;
         let mut uploads = self.uploads.lock().unwrap();
