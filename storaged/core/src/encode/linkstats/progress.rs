@@ -93,7 +93,15 @@ impl SessionProgress {
         let lasted = now.since(self.began_at) + limits::REPORT_SLACK_MS;
         check(&tally, members, bounds, lasted)?;
         let reports = self.reports.entry(from.clone()).or_default();
-        grows("milliseconds", reports.last.elapsed_ms, tally.elapsed_ms)?;
+        if tally.elapsed_ms < reports.last.elapsed_ms {
+            // Its failure got lost with a link, so that it was asked again and runs from the beginning. Held against
+            // what it said in the run before, an honest member would be named as one that says what cannot be.
+            *reports = Reports {
+                first: MemberTally::default(),
+                last: tally,
+            };
+            return Ok(Headway::None);
+        }
         grows("stripes", reports.last.stripes, tally.stripes)?;
         for before in &reports.last.links {
             let after = link_to(&tally, &before.node);
@@ -330,6 +338,30 @@ mod tests {
         report(&mut pace, 4000, 1, of_n1).expect("a report");
         let second = pace.stretch(Now(4000), &members());
         assert_eq!(second, Some(vec![seen(0, 1, 1000, 100_000)]));
+    }
+
+    #[test]
+    fn the_reports_of_a_member_that_ran_the_session_again_begin_anew() {
+        let mut pace = SessionProgress::begin(Now(0), None);
+        let first = tally(3000, 7, vec![link(0, 9000, 2000), link(2, 10, 0)]);
+        assert_eq!(report(&mut pace, 3000, 1, first), Ok(Headway::Some));
+        pace.stretch(Now(3000), &members()).expect("a stretch");
+        // Its failure got lost with a link: it was asked again, and runs from the beginning.
+        let again =
+            |elapsed_ms, stripes, bytes| tally(elapsed_ms, stripes, vec![link(0, bytes, 0)]);
+        let began_anew = report(&mut pace, 4000, 1, again(100, 1, 500));
+        assert_eq!(began_anew, Ok(Headway::None));
+        let went_on = report(&mut pace, 6000, 1, again(2100, 2, 4200));
+        assert_eq!(went_on, Ok(Headway::Some));
+        let links = pace.stretch(Now(6000), &members()).expect("a stretch");
+        let rates: Vec<u64> = links.iter().map(|link| link.bytes_per_s).collect();
+        assert_eq!(rates, [2000]);
+        // Within one run nothing shrinks.
+        let shrunk = report(&mut pace, 7000, 1, again(3100, 1, 4200));
+        assert!(
+            matches!(shrunk, Err(ReportError::Shrunk { .. })),
+            "{shrunk:?}"
+        );
     }
 
     #[test]
