@@ -219,6 +219,54 @@ fn nothing_needs_clang() {
     }
 }
 
+/// What a crate needs to be built, without its tests.
+fn needed_to_build(manifest: &str) -> BTreeSet<String> {
+    let mut needs = BTreeSet::new();
+    let mut in_table = false;
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            in_table = line.ends_with("dependencies]") && !line.contains("dev-dependencies");
+        } else if let Some(name) = line.split(['.', ' ', '=']).next().filter(|_| in_table)
+            && name.starts_with(|first: char| first.is_ascii_alphabetic())
+        {
+            needs.insert(name.to_owned());
+        }
+    }
+    needs
+}
+
+/// The names of what a package needs, as a lock file has them.
+fn locked(lock: &str, package: &str) -> Option<BTreeSet<String>> {
+    let name = format!("\nname = \"{package}\"\n");
+    let mut blocks = lock.split("[[package]]");
+    let block = blocks.find(|block| block.contains(&name))?;
+    let listed = block.lines().filter_map(|line| line.strip_prefix(" \""));
+    let names = listed.map(|line| line.split([' ', '"']).next().unwrap_or_default().to_owned());
+    Some(names.collect())
+}
+
+#[test]
+fn the_fuzz_engines_lock_file_knows_what_the_crates_need() {
+    let lock =
+        fs::read_to_string(root().join("tests/fuzz/engine/Cargo.lock")).expect("a lock file");
+    let mut seen = 0;
+    for (folder, package, _) in LAYERS {
+        let Some(known) = locked(&lock, package) else {
+            continue;
+        };
+        let manifest = root().join(folder).join("Cargo.toml");
+        let needs = needed_to_build(&fs::read_to_string(manifest).expect("a manifest"));
+        let lacking: Vec<&String> = needs.difference(&known).collect();
+        assert!(
+            lacking.is_empty(),
+            "tests/fuzz/engine/Cargo.lock is older than {folder}/Cargo.toml, which needs {lacking:?} too: `make fuzz` \
+             would not build; run `cargo metadata` in tests/fuzz/engine"
+        );
+        seen += needs.len();
+    }
+    assert!(seen > 0, "nothing was compared");
+}
+
 /// What the decisions may not touch.
 fn effects_in(text: &str) -> Option<&'static str> {
     let forbidden = [
