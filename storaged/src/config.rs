@@ -51,7 +51,7 @@ pub use tenants::{TenantSection, TenantShares};
 use crate::net::{NodeNaming, Peer, TlsFiles};
 use crate::stage::TenantSocket;
 use crate::trickle::store::StoreConfig;
-use crate::trickle::{Packing, RequireMac, Retention, TrickleLimits};
+use crate::trickle::{Packing, RequireMac, Retention, SharedReadsMode, TrickleLimits};
 
 /// A configuration that cannot be used.
 #[derive(Debug, Error)]
@@ -238,6 +238,8 @@ pub struct TrickleSection {
     pub abandoned_hours: u32,
     /// Whether checkpoints there without a MAC are refused: "always", "after-first" (if an older one of the job has one) or "never".
     pub require_mac: RequireMac,
+    /// Whether nodes pass on what they read there: "auto" (of S3, GCS and Azure), "always" or "never".
+    pub shared_reads: SharedReadsMode,
     /// Whether a run may be opened while the durable tier cannot be read and no node remembers the namespace.
     pub runs_without_tier: bool,
     /// Whether what goes there is encrypted; by default not.
@@ -256,6 +258,7 @@ impl Default for TrickleSection {
             keep_every: 0,
             abandoned_hours: 0,
             require_mac: RequireMac::default(),
+            shared_reads: SharedReadsMode::default(),
             runs_without_tier: false,
             encryption: None,
         }
@@ -329,6 +332,8 @@ pub struct Config {
     pub runs_without_tier: RunsWithoutTier,
     /// How checkpoints go there.
     pub trickle: TrickleLimits,
+    /// Whether nodes pass on what they read there.
+    pub shared_reads: SharedReadsMode,
     /// Whether they are encrypted there.
     pub encryption: Option<EncryptionConfig>,
     /// HTTP for HyperPod's clients.
@@ -422,6 +427,7 @@ impl ConfigFile {
                 increments: self.increments()?,
                 retention: self.retention()?,
             },
+            shared_reads: self.trickle.shared_reads,
             encryption: self.encryption()?,
             hyperpod: self.hyperpod()?,
             durable: self.durable,

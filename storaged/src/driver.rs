@@ -13,6 +13,7 @@ mod operate;
 mod readiness;
 mod said;
 mod scrub;
+mod shared_reads;
 mod start;
 mod tier;
 mod tier_keys;
@@ -200,7 +201,8 @@ impl Daemon {
             limits,
         ));
         let (inputs, from_effects) = mpsc::channel(QUEUE);
-        let trickle = tier::start_trickle(&config, &env, &memory, &tier_keys.ring, &inputs).await?;
+        let parts = tier::TierParts::of(&memory, &tier_keys.ring, net.as_ref());
+        let trickle = tier::start_trickle(&config, &env, parts, &inputs).await?;
         let ops = match env.ops.take() {
             Some(ops) => ops,
             None => serve_operator(&config).await?,

@@ -1,6 +1,6 @@
 //! All metrics: one table, behind `observe_*` functions. Names begin with the verb; units stand at the end.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -18,7 +18,7 @@ use storaged_plan::Member;
 use storaged_wire::{CheckpointState, NodeName};
 
 use crate::membership::Roster;
-use crate::trickle::Copied;
+use crate::trickle::{Copied, PassedOn};
 
 /// What the states' counter says of a checkpoint that was given up.
 const ABANDONED: &str = "abandoned";
@@ -155,6 +155,10 @@ metrics! {
         "1 while the durable tier answers, or where there is none";
     trickle_quarantined: Counter, "trickle_quarantined",
         "Checkpoints in the durable tier that proved damaged";
+    trickle_got: Counter, "trickle_bytes_from_peers",
+        "Bytes of the durable tier that peers read for this node";
+    trickle_given: Counter, "trickle_bytes_for_peers",
+        "Bytes of the durable tier that this node read for peers";
     trickle_bytes: Counter, "trickle_bytes",
         "Bytes of the shards copied to the durable tier";
     trickle_stored_bytes: Counter, "trickle_stored_bytes",
@@ -438,6 +442,14 @@ impl Metrics {
     /// A checkpoint in the durable tier proved damaged.
     pub fn observe_quarantine(&self) {
         self.trickle_quarantined.inc();
+    }
+
+    /// What nodes have read for one another in the durable tier.
+    pub fn observe_passed_on(&self, bytes: PassedOn) {
+        self.trickle_got.inner().store(bytes.got, Ordering::Relaxed);
+        self.trickle_given
+            .inner()
+            .store(bytes.given, Ordering::Relaxed);
     }
 
     /// A copy to the durable tier ended.

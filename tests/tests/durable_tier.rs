@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use storaged_sdk::wire::local::{DurableWish, Keep, PinnedOnes, Removal};
+use storaged_sdk::wire::local::{DurableWish, Keep, PinnedOnes, Removal, Rung};
 use storaged_sdk::wire::{CheckpointState, Rank, RefusalCode, Step};
 use storaged_sdk::{ClientError, WithTrainers};
 use storaged_tests::clients::WAIT_MS;
-use storaged_tests::system::{System, executable, shards};
+use storaged_tests::system::{System, executable, shards, shards_from, wait};
 
 const TIER: &str = "[durable]\nkind = \"directory\"\npath = \"ROOT/tier\"\n[trickle]\nevery = 10\n";
 
@@ -299,4 +299,49 @@ fn a_dropped_job_leaves_no_upload_in_the_tier() -> Result<()> {
         .output()?;
     ensure!(dropped.status.success(), "{dropped:?}");
     until(0)
+}
+
+/// Replicas of what one rank has saved: all nodes want it at once, and the tier gives it about once.
+#[test]
+fn nodes_that_want_the_same_shard_read_it_together() -> Result<()> {
+    let shared = format!("{TIER}shared_reads = \"always\"\n");
+    let mut system = System::start(3, Some((2, 1)), &shared)?;
+    let (run, mut trainers) = system.trainers(1)?;
+    let saved = shards_from(90_000_000, 1, 10);
+    system.save(&mut trainers, 10, &saved, DurableWish::Required)?;
+    system.wait(0, run, 10, CheckpointState::Durable)?;
+    drop(trainers);
+    for node in 0..3 {
+        system.cluster.kill(node)?;
+    }
+    system.cluster.start_all()?;
+    wait("links", || {
+        for node in 0..3 {
+            let up: u64 = system.cluster.metric(node, "storaged_place_peers_up")?;
+            ensure!(up == 2, "n{node} has {up} links");
+        }
+        Ok(())
+    })?;
+    // Two readers on each of the nodes whose shard it is not.
+    let system = &system;
+    let rungs: Result<Vec<_>> = std::thread::scope(|scope| {
+        let readers = [1, 2, 1, 2].map(|node| {
+            let saved = &saved;
+            scope.spawn(move || system.restore(&[node], 10, saved))
+        });
+        let ended = readers.into_iter().map(|reader| reader.join());
+        ended.map(|ended| ended.expect("no panic")).collect()
+    });
+    assert_eq!(rungs?, vec![vec![Rung::Durable]; 4]);
+    let sum = |name: &str| -> Result<u64> {
+        let of_all = (0..3).map(|node| system.cluster.metric::<u64>(node, name));
+        Ok(of_all.sum::<Result<u64, _>>()?)
+    };
+    wait("what was passed on", || {
+        let got = sum("storaged_trickle_bytes_from_peers_total")?;
+        let given = sum("storaged_trickle_bytes_for_peers_total")?;
+        let most = 2 * saved[0].len() as u64;
+        ensure!(got == given && got > 0 && got <= most, "{got} of {given}");
+        Ok(())
+    })
 }

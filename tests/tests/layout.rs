@@ -220,7 +220,7 @@ fn nothing_needs_clang() {
 }
 
 /// What a crate needs to be built, without its tests.
-fn needed_to_build(manifest: &str) -> BTreeSet<String> {
+fn needed_to_build(manifest: &str, workspace: &str) -> BTreeSet<String> {
     let mut needs = BTreeSet::new();
     let mut in_table = false;
     for line in manifest.lines() {
@@ -229,10 +229,19 @@ fn needed_to_build(manifest: &str) -> BTreeSet<String> {
         } else if let Some(name) = line.split(['.', ' ', '=']).next().filter(|_| in_table)
             && name.starts_with(|first: char| first.is_ascii_alphabetic())
         {
-            needs.insert(name.to_owned());
+            needs.insert(package_called(name, workspace));
         }
     }
     needs
+}
+
+/// The package that the workspace means by a dependency's name.
+fn package_called(name: &str, workspace: &str) -> String {
+    let mut lines = workspace.lines();
+    let line = lines.find(|line| line.starts_with(&format!("{name} =")));
+    let renamed = line.and_then(|line| line.split("package = \"").nth(1));
+    let package = renamed.and_then(|rest| rest.split('"').next());
+    package.unwrap_or(name).to_owned()
 }
 
 /// The names of what a package needs, as a lock file has them.
@@ -247,15 +256,16 @@ fn locked(lock: &str, package: &str) -> Option<BTreeSet<String>> {
 
 #[test]
 fn the_fuzz_engines_lock_file_knows_what_the_crates_need() {
-    let lock =
-        fs::read_to_string(root().join("tests/fuzz/engine/Cargo.lock")).expect("a lock file");
+    let read = |path: PathBuf| fs::read_to_string(path).expect("a file of the repository");
+    let lock = read(root().join("tests/fuzz/engine/Cargo.lock"));
+    let workspace = read(root().join("Cargo.toml"));
     let mut seen = 0;
     for (folder, package, _) in LAYERS {
         let Some(known) = locked(&lock, package) else {
             continue;
         };
         let manifest = root().join(folder).join("Cargo.toml");
-        let needs = needed_to_build(&fs::read_to_string(manifest).expect("a manifest"));
+        let needs = needed_to_build(&read(manifest), &workspace);
         let lacking: Vec<&String> = needs.difference(&known).collect();
         assert!(
             lacking.is_empty(),

@@ -3,6 +3,7 @@
 use bytesize::ByteSize;
 
 use super::{Config, ConfigError, ConfigFile, TrickleSection, value};
+use crate::trickle::SharedReadsMode;
 use crate::trickle::store::StoreConfig;
 
 impl ConfigFile {
@@ -42,6 +43,11 @@ impl TrickleSection {
                 self.every.to_string(),
                 usual.every.to_string(),
             ),
+            set(
+                "trickle.shared_reads",
+                format!("{:?}", self.shared_reads),
+                format!("{:?}", usual.shared_reads),
+            ),
             set("trickle.rate", rate(self.rate), rate(usual.rate)),
             set(
                 "trickle.increments",
@@ -71,6 +77,18 @@ impl TrickleSection {
 }
 
 impl Config {
+    /// Whether nodes pass on what they read from the durable tier.
+    pub fn shares_reads(&self) -> bool {
+        match self.shared_reads {
+            SharedReadsMode::Always => true,
+            SharedReadsMode::Never => false,
+            SharedReadsMode::Auto => matches!(
+                self.durable,
+                Some(StoreConfig::S3(_) | StoreConfig::Gcs(_) | StoreConfig::Azure(_))
+            ),
+        }
+    }
+
     /// A budget in which not even the smallest rank could save and be protected is a typing error.
     pub(super) fn check_budget(&self) -> Result<(), ConfigError> {
         let least = self.budget_min();

@@ -64,7 +64,7 @@ impl Config {
             (running != file).then_some(Fixed { key, running, file })
         };
         type Key<'a> = (&'static str, &'a dyn Fn(&Config) -> String);
-        let keys: [Key<'_>; 25] = [
+        let keys: [Key<'_>; 26] = [
             ("node.name", &|config| config.node.to_string()),
             ("membership", &|config| text(&config.membership)),
             ("node.failure_domain", &|config| text(&own(config))),
@@ -97,6 +97,7 @@ impl Config {
                 text(&(&config.sockets, &config.shares))
             }),
             ("durable", &|config| text(&config.durable)),
+            ("trickle.shared_reads", &|config| text(&config.shared_reads)),
             ("trickle.every", &|config| text(&config.durable_policy)),
             ("trickle", &|config| text(&config.trickle)),
             ("trickle.encryption", &|config| {

@@ -51,6 +51,10 @@ impl Daemon {
                 self.executor.accept(record, from, Box::new(recv));
                 None
             }
+            NetEvent::Request { from, body, answer } => {
+                self.pass_on(from, body, answer);
+                None
+            }
             NetEvent::Refused { peer, why } => {
                 self.refused(peer, &why);
                 None
@@ -158,6 +162,9 @@ impl Daemon {
         if let Some(net) = &self.net {
             metrics.observe_connections(net.connections());
             metrics.observe_trunks(net.trunks());
+        }
+        if let Some(trickle) = &self.trickle {
+            metrics.observe_passed_on(trickle.passed_on());
         }
         metrics.observe_refused(self.links.refused.len());
         metrics.observe_in_flight(

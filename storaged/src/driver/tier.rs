@@ -7,9 +7,11 @@ use storaged_core::{DurableFault, Input};
 use tokio::sync::{mpsc, watch};
 
 use super::StartError;
+use super::shared_reads::Peers;
 use crate::config::Config;
 use crate::env::{Environment, Offload};
 use crate::memory::Memory;
+use crate::net::Net;
 use crate::pool::Pool;
 use crate::trickle::store::{self, Encrypted, KeyRing, Opening, Store, StoreError};
 use crate::trickle::{Trickle, TrickleThreads};
@@ -52,14 +54,28 @@ async fn watch_tier(mut opening: watch::Receiver<Opening>, inputs: mpsc::Sender<
     }
 }
 
+/// What of the daemon the tier's copies need.
+pub(super) struct TierParts<'a> {
+    pub memory: &'a Arc<Memory>,
+    pub keys: &'a Arc<KeyRing>,
+    /// The links, if there are any.
+    pub net: Option<&'a Arc<Net>>,
+}
+
+impl<'a> TierParts<'a> {
+    pub fn of(memory: &'a Arc<Memory>, keys: &'a Arc<KeyRing>, net: Option<&'a Arc<Net>>) -> Self {
+        Self { memory, keys, net }
+    }
+}
+
 /// What copies to the configured tier, or to a test's.
 pub(super) async fn start_trickle(
     config: &Config,
     env: &Environment,
-    memory: &Arc<Memory>,
-    keys: &Arc<KeyRing>,
+    parts: TierParts<'_>,
     inputs: &mpsc::Sender<Input>,
 ) -> Result<Option<Arc<Trickle>>, StartError> {
+    let TierParts { memory, keys, net } = parts;
     let store = match (&env.store, &config.durable) {
         (Some(store), _) => store.clone(),
         (None, Some(config)) => open_tier(config, inputs).await?,
@@ -74,7 +90,11 @@ pub(super) async fn start_trickle(
         None => Encrypted::without_keys(store),
     });
     let trickle = Trickle::new(store, memory.clone(), config.trickle);
-    let trickle = trickle.sharing(&config.shares.trickle_rates);
+    let mut trickle = trickle.sharing(&config.shares.trickle_rates);
+    if let Some(net) = net.filter(|_| config.shares_reads()) {
+        let peers = Peers::new(config.name.clone(), net.clone());
+        trickle = trickle.reading_with(Arc::new(peers));
+    }
     Ok(Some(Arc::new(match threads {
         Some(threads) => trickle.on(threads),
         None => trickle,

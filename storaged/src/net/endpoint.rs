@@ -20,6 +20,7 @@ use super::hello::{LinkHello, welcome};
 use super::link::{Link, Offer};
 use super::node_naming::NodeNaming;
 use super::pulse::{BEAT, Proximity, Side};
+use super::requests::Answer;
 use super::revoked::Revoked;
 use super::socket::{DATAGRAM_BYTES_MAX, SocketFactory};
 use super::streams::{FIRST_RECORD_WAIT, KIND_DATA};
@@ -35,7 +36,7 @@ pub(super) const FIRST_RECORD_BYTES_MAX: usize = 4096;
 /// A peer that was refused reads why before the connection ends.
 const REFUSED_WAIT: Duration = Duration::from_secs(1);
 /// Of the protocol. What is new gets the next number, and both are spoken until no node speaks the old one only.
-pub const LINK_VERSIONS: VersionRange = VersionRange { min: 8, max: 9 };
+pub const LINK_VERSIONS: VersionRange = VersionRange { min: 8, max: 10 };
 /// The first version in which a node says on a link that is up what it should have in common with its peer, when that has changed.
 pub(super) const AGREEMENT_SAID_AGAIN: u16 = 9;
 
@@ -110,6 +111,12 @@ pub enum NetEvent {
         from: NodeName,
         record: StreamRecord,
         recv: RecvStream,
+    },
+    /// A request, and where its answer goes.
+    Request {
+        from: NodeName,
+        body: Vec<u8>,
+        answer: Answer,
     },
     /// A peer that could be reached is not linked to, and will be tried again: one of the two must be changed.
     Refused { peer: NodeName, why: NetError },
@@ -220,6 +227,14 @@ impl Shared {
 
     pub fn known(&self, peer: &NodeName) -> Option<Known> {
         self.state().known.get(peer).cloned()
+    }
+
+    /// Peers that are linked to and answer requests.
+    pub fn answering(&self) -> Vec<NodeName> {
+        let state = self.state();
+        let known = state.known.values();
+        let answering = known.filter(|known| known.link.answers());
+        answering.map(|known| known.name.clone()).collect()
     }
 
     fn links(&self) -> Vec<Arc<Link>> {

@@ -26,6 +26,7 @@ use super::endpoint::{AGREEMENT_SAID_AGAIN, Known, NetEvent, Shared};
 use super::frame::ControlFrameError;
 use super::hello::Agreed;
 use super::pulse::{Beat, Proximity, Pulse, Side, Spoke};
+use super::requests::REQUESTS;
 use super::streams::{KIND_AGREEMENT, KIND_CONTROL};
 use super::trunk::Far;
 use super::trunks::Trunks;
@@ -69,6 +70,8 @@ struct LinkState {
     watched: Option<Watched>,
     /// What the peer said last of what it should have in common with this node, while the link is up.
     theirs: Option<Agreement>,
+    /// The version that both speak, while the link is up.
+    version: Option<u16>,
     /// While it is up.
     trunks: Option<UpTrunks>,
 }
@@ -163,6 +166,7 @@ impl Link {
                 proximity,
                 watched: None,
                 theirs: None,
+                version: None,
                 trunks: None,
             }),
         });
@@ -244,7 +248,7 @@ impl Link {
     fn unwatch(&self) {
         self.connection.send_replace(None);
         let mut state = self.state();
-        (state.watched, state.theirs) = (None, None);
+        (state.watched, state.theirs, state.version) = (None, None, None);
         let trunks = state.trunks.take();
         drop(state);
         for ended in trunks.iter().flat_map(|up| up.taken.values()) {
@@ -283,6 +287,15 @@ impl Link {
             before.cancel();
         }
         Some(ended)
+    }
+
+    fn set_version(&self, version: u16) {
+        self.state().version = Some(version);
+    }
+
+    /// Whether the link is up and the peer answers requests.
+    pub fn answers(&self) -> bool {
+        self.state().version.is_some_and(|it| it >= REQUESTS)
     }
 
     pub fn set_theirs(&self, agreement: Option<Agreement>) {
@@ -507,6 +520,7 @@ impl Keeper {
     fn take(&self, offer: Offer) -> Current {
         let silent = self.link.watch(&offer.connection, offer.side);
         self.link.set_theirs(offer.agreed.theirs.clone());
+        self.link.set_version(offer.agreed.version);
         let (connection, shared) = (offer.connection.clone(), self.shared.clone());
         tokio::spawn(streams::serve(
             connection,

@@ -3,7 +3,7 @@
 //!
 //! Order of reading: `tls`, `node_naming`, `authority`, `revoked` and `cert` (who is who), `address`, `agreement` (what nodes must have in common), `socket` (the
 //! UDP seam), `endpoint` (start, accept), `hello` (first records), `link` (one connection per peer, kept and reported), `trunks` and `trunk` (more for data), `dial`, `transport` (what connections are set to),
-//! `pulse` (whether the peer is there), `probe` (whether anybody is there at all), `streams` (what it sends), `failure` (whose fault the end of a connection is).
+//! `pulse` (whether the peer is there), `probe` (whether anybody is there at all), `streams` (what it sends), `requests` (what it asks), `failure` (whose fault the end of a connection is).
 
 mod address;
 mod agreement;
@@ -18,6 +18,7 @@ mod link;
 mod node_naming;
 mod probe;
 mod pulse;
+mod requests;
 mod revoked;
 mod socket;
 mod streams;
@@ -33,6 +34,7 @@ pub use agreement::{Agreement, Difference, VersionRange, advised, told};
 pub use endpoint::{LINK_VERSIONS, Net, NetConfig, NetEvent, Peer};
 pub use node_naming::{NodeNaming, SpiffeTemplate, SpiffeTemplateError};
 pub use probe::probe;
+pub use requests::Answer;
 pub use socket::{SocketFactory, UdpFactory};
 pub use tls::{TlsError, TlsFiles, TlsIdentity, Validity};
 pub use trunks::{DataStream, SOCKETS_MAX};

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::agreement::Agreement;
 use super::endpoint::{FIRST_RECORD_BYTES_MAX, NetEvent, Shared, failed};
 use super::frame::ControlFrameError;
-use super::{NetError, failure, frame};
+use super::{NetError, failure, frame, requests};
 
 /// First records of connections and streams come within this time.
 pub(super) const FIRST_RECORD_WAIT: Duration = Duration::from_secs(5);
@@ -44,6 +44,11 @@ pub(super) async fn serve(
                 return;
             }
             stream = connection.accept_uni() => stream,
+            Ok((send, recv)) = connection.accept_bi() => {
+                let (shared, from) = (shared.clone(), from.clone());
+                tokio::spawn(async move { requests::serve(from, send, recv, &shared).await });
+                continue;
+            }
             // It was said to be acknowledged (`pulse`), which has been done.
             Ok(_) = connection.read_datagram() => continue,
         };

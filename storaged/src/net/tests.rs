@@ -1,5 +1,6 @@
 //! Transports in one process: who links to whom, and what they say if not.
 
+mod requests;
 mod spiffe;
 mod trunks;
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use quinn::{ClientConfig, MtuDiscoveryConfig, ServerConfig, TransportConfig, VarInt};
 
+use super::requests::REQUESTS_AT_ONCE;
 use super::socket::DATAGRAM_BYTES_MAX;
 use super::{NetError, TlsIdentity};
 
@@ -83,7 +84,7 @@ fn of_links() -> TransportConfig {
         .receive_window(CONNECTION_WINDOW_BYTES.into())
         .send_window(u64::from(CONNECTION_WINDOW_BYTES))
         .max_concurrent_uni_streams(STREAMS_MAX.into())
-        .max_concurrent_bidi_streams(1u32.into())
+        .max_concurrent_bidi_streams(REQUESTS_AT_ONCE.into())
         .datagram_receive_buffer_size(Some(WORDS_BYTES_MAX))
         .datagram_send_buffer_size(WORDS_BYTES_MAX)
         .mtu_discovery_config(Some(discovery));

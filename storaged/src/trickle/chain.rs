@@ -13,9 +13,11 @@ use storaged_core::{DurableFault, Trust};
 use storaged_wire::{IncrementBase, IncrementIndex, Manifest, ManifestBytes, Rank};
 
 use super::fault::{damaged, local, unreadable};
+use super::packed::{self, PackedChunks};
 use super::provenance::IndexStanding;
+use super::shared_reads::Reads;
 use super::store::StoreError;
-use super::{Trickle, increment, object, packed, shard_object};
+use super::{Trickle, increment, object, shard_object};
 
 /// Ranks whose chains are looked at when checkpoints are listed.
 const RANKS_ASKED: usize = 4;
@@ -46,6 +48,7 @@ pub(super) struct Level {
 #[derive(Debug)]
 pub(super) struct Chain {
     levels: Vec<Level>,
+    reads: Reads,
 }
 
 /// Bytes of a level from an offset on.
@@ -66,6 +69,11 @@ impl Chain {
     /// Increments on the copy that stands alone.
     pub fn depth(&self) -> u32 {
         self.levels.len() as u32 - 1
+    }
+
+    /// The same, its chunks read by these.
+    pub fn read_by(self, reads: Reads) -> Self {
+        Self { reads, ..self }
     }
 
     /// Digests of the newest level's chunks.
@@ -165,7 +173,10 @@ impl Trickle {
             };
             levels.push(level);
             let Some(base) = base else {
-                return Ok(Chain { levels });
+                return Ok(Chain {
+                    levels,
+                    reads: Reads::Alone,
+                });
             };
             if levels.len() as u32 > IncrementIndex::DEPTH_MAX {
                 return Err(too_long(manifest));
@@ -282,14 +293,14 @@ impl Trickle {
         let mut lowest = None;
         for (number, level) in chain.levels.iter().enumerate() {
             let Stored::Increment(index, _) = &level.stored else {
-                let bytes = self.read_alone(level, &wanted).await?;
+                let bytes = self.read_alone(level, &wanted, chain.reads).await?;
                 if number == 0 {
                     return Ok(bytes);
                 }
                 lowest = Some((number, wanted, bytes));
                 break;
             };
-            let window = self.read_records(number, level, index, &wanted).await?;
+            let window = self.read_records(chain, number, index, &wanted).await?;
             let needs = window.needs(level)?;
             windows.push(window);
             let Some(needs) = needs else { break };
@@ -301,31 +312,36 @@ impl Trickle {
     }
 
     /// Chunks of a level that stands alone.
-    async fn read_alone(&self, level: &Level, chunks: &Range<u64>) -> Result<Bytes, DurableFault> {
+    async fn read_alone(
+        &self,
+        level: &Level,
+        chunks: &Range<u64>,
+        reads: Reads,
+    ) -> Result<Bytes, DurableFault> {
         let record = level.manifest.manifest();
         let window = level.bytes_of(chunks);
         match &level.stored {
             Stored::Packed(ends) => {
                 let chunks = chunks.start..chunks.end.min(ends.len() as u64);
-                self.read_packed(record, level.rank, ends, chunks).await
+                let packed = PackedChunks { ends, chunks };
+                self.read_packed(record, level.rank, packed, reads).await
             }
             _ => {
                 let key = object(record, &shard_object(level.rank))?;
-                self.store
-                    .get(&key, Some(window))
-                    .await
-                    .map_err(DurableFault::from)
+                let read = self.reads.get(reads, &key, window).await;
+                read.map_err(DurableFault::from)
             }
         }
     }
 
     async fn read_records(
         &self,
+        chain: &Chain,
         number: usize,
-        level: &Level,
         index: &IncrementIndex,
         chunks: &Range<u64>,
     ) -> Result<Window, DurableFault> {
+        let level = &chain.levels[number];
         let record = level.manifest.manifest();
         let key = object(record, &increment::records_object(level.rank))?;
         let chunks = chunks.start..chunks.end.min(index.ends.len() as u64);
@@ -333,11 +349,8 @@ impl Trickle {
             .place(&chunks)
             .ok_or_else(|| damaged("no such records"))?;
         let start = place.start;
-        let bytes = self
-            .store
-            .get(&key, Some(place))
-            .await
-            .map_err(DurableFault::from)?;
+        let read = self.reads.get(chain.reads, &key, place).await;
+        let bytes = read.map_err(DurableFault::from)?;
         let mut records = Vec::new();
         let mut from = 0;
         for chunk in chunks.clone() {

@@ -18,6 +18,7 @@ mod removal;
 mod retention;
 mod runs;
 mod share;
+mod shared_reads;
 pub mod store;
 mod succession;
 #[cfg(test)]
@@ -43,6 +44,8 @@ use increment::MeasuredRate;
 pub use provenance::RequireMac;
 pub use retention::Retention;
 pub use share::TenantRates;
+pub use shared_reads::{FellowError, Fellows, PassOnError, PassedOn, SharedReadsMode};
+use shared_reads::{Reads, SharedReads};
 use store::{ObjectKey, PartBytes, PartNumber, PartState, Store, StoreError, Upload, aligned};
 pub use threads::TrickleThreads;
 
@@ -112,6 +115,7 @@ pub enum Packing {
 /// Copies to and from a durable tier.
 pub struct Trickle {
     store: Arc<dyn Store>,
+    reads: SharedReads,
     memory: Arc<Memory>,
     limits: TrickleLimits,
     shares: share::UploadShares,
@@ -122,6 +126,16 @@ pub struct Trickle {
     tidying: tokio::sync::Mutex<()>,
     sightings: retention::Sightings,
     threads: Option<TrickleThreads>,
+}
+
+/// What is fetched, and into which slot.
+#[derive(Debug, Clone, Copy)]
+struct FetchTarget<'a> {
+    manifest: &'a Arc<ManifestBytes>,
+    rank: Rank,
+    slot: SlotId,
+    /// None: all of it.
+    ranges: &'a [Range<u64>],
 }
 
 fn object(manifest: &Manifest, name: &str) -> Result<ObjectKey, DurableFault> {
@@ -160,6 +174,7 @@ impl Trickle {
             None => store,
         };
         Self {
+            reads: SharedReads::new(store.clone()),
             store,
             memory,
             limits,
@@ -178,6 +193,26 @@ impl Trickle {
     pub fn sharing(mut self, rates: &TenantRates) -> Self {
         self.shares = share::UploadShares::new(rates);
         self
+    }
+
+    /// With other nodes to share reads with.
+    #[must_use]
+    pub fn reading_with(mut self, fellows: Arc<dyn Fellows>) -> Self {
+        self.reads = self.reads.with(fellows);
+        self
+    }
+
+    /// What a peer asks for.
+    ///
+    /// # Errors
+    /// Why it is not given.
+    pub async fn read_for_peer(&self, request: &[u8]) -> Result<Bytes, PassOnError> {
+        self.reads.read_for_peer(request).await
+    }
+
+    /// What was passed on so far.
+    pub fn passed_on(&self) -> PassedOn {
+        self.reads.passed_on()
     }
 
     async fn length(&self, key: &ObjectKey) -> Result<Option<u64>, DurableFault> {
@@ -409,12 +444,25 @@ impl Trickle {
         ranges: &[Range<u64>],
         trust: &Trust,
     ) -> Result<Arc<[Digest]>, DurableFault> {
-        match self.fetch_once(manifest, rank, slot, ranges, trust).await {
+        let record = manifest.manifest();
+        let home = record.shard(rank).map(|entry| &entry.node);
+        let reads = match (home, self.reads.me()) {
+            // Its replicas' readers would have the tier serve it to each of them.
+            (Some(home), Some(me)) if home != me => Reads::Together,
+            _ => Reads::Alone,
+        };
+        let fetch = FetchTarget {
+            manifest,
+            rank,
+            slot,
+            ranges,
+        };
+        match self.fetch_once(&fetch, reads, trust).await {
             Err(fault) if fault.is_damage() => {}
             outcome => return outcome,
         }
-        // Bytes may change on their way: only what is wrong twice is wrong where it lies.
-        match self.fetch_once(manifest, rank, slot, ranges, trust).await {
+        // Bytes may change on their way, and peers may give wrong ones: only what is wrong twice is wrong where it lies.
+        match self.fetch_once(&fetch, Reads::Alone, trust).await {
             Err(DurableFault::Damaged(reason) | DurableFault::NotPlain(reason)) => {
                 Err(self.quarantine(manifest, reason).await)
             }
@@ -424,15 +472,19 @@ impl Trickle {
 
     async fn fetch_once(
         &self,
-        manifest: &Arc<ManifestBytes>,
-        rank: Rank,
-        slot: SlotId,
-        ranges: &[Range<u64>],
+        fetch: &FetchTarget<'_>,
+        reads: Reads,
         trust: &Trust,
     ) -> Result<Arc<[Digest]>, DurableFault> {
+        let FetchTarget {
+            manifest,
+            rank,
+            slot,
+            ranges,
+        } = *fetch;
         let record = manifest.manifest();
         let entry = record.shard(rank).ok_or_else(|| damaged("no such rank"))?;
-        let chain = Arc::new(self.chain(manifest, rank, trust).await?);
+        let chain = Arc::new(self.chain(manifest, rank, trust).await?.read_by(reads));
         let leaves = chain.leaves();
         let windows = windows_of(ranges, entry.length, record.chunk);
         futures::stream::iter(windows)

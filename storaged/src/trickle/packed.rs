@@ -11,11 +11,19 @@ use storaged_core::{DurableFault, Leftovers, SlotShard};
 use storaged_wire::{Manifest, Rank};
 
 use super::fault::{damaged, local};
+use super::shared_reads::Reads;
 use super::store::StoreError;
 use super::{Trickle, object};
 
 /// zstd's fastest ordinary level: state hardly shrinks more at higher ones.
 const LEVEL: i32 = 1;
+
+/// Chunks of a packed shard.
+pub(super) struct PackedChunks<'a> {
+    /// Where all frames of the shard end.
+    pub ends: &'a [u64],
+    pub chunks: Range<u64>,
+}
 
 pub(super) fn packed_object(rank: Rank) -> String {
     format!("__{rank}_0.distcp.zst")
@@ -125,9 +133,10 @@ impl Trickle {
         &self,
         manifest: &Manifest,
         rank: Rank,
-        ends: &[u64],
-        chunks: Range<u64>,
+        packed: PackedChunks<'_>,
+        reads: Reads,
     ) -> Result<Bytes, DurableFault> {
+        let PackedChunks { ends, chunks } = packed;
         let key = object(manifest, &packed_object(rank))?;
         let start = match chunks.start {
             0 => 0,
@@ -138,11 +147,8 @@ impl Trickle {
             .filter(|ends| !ends.is_empty())
             .ok_or_else(|| damaged("no such chunks"))?;
         let window = start..wanted[wanted.len() - 1];
-        let packed = self
-            .store
-            .get(&key, Some(window))
-            .await
-            .map_err(DurableFault::from)?;
+        let read = self.reads.get(reads, &key, window).await;
+        let packed = read.map_err(DurableFault::from)?;
         unpack_frames(&packed, start, wanted, manifest.chunk.bytes() as u64)
     }
 }

@@ -23,6 +23,7 @@ mod enclosed;
 mod encrypted;
 mod provenance;
 mod share;
+mod shared_reads;
 mod succession;
 mod threads;
 mod tier;

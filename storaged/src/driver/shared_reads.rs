@@ -1,0 +1,62 @@
+//! The other nodes as readers of the durable tier: what this one asks of them and they of it.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use storaged_wire::NodeName;
+
+use super::{Daemon, chain};
+use crate::net::{Answer, Net};
+use crate::trickle::{FellowError, Fellows};
+
+/// Peers over the network.
+#[derive(Debug)]
+pub(super) struct Peers {
+    me: NodeName,
+    net: Arc<Net>,
+}
+
+impl Peers {
+    pub fn new(me: NodeName, net: Arc<Net>) -> Self {
+        Self { me, net }
+    }
+}
+
+#[async_trait]
+impl Fellows for Peers {
+    fn me(&self) -> &NodeName {
+        &self.me
+    }
+
+    fn up(&self) -> Vec<NodeName> {
+        self.net.answering()
+    }
+
+    async fn ask(&self, whom: &NodeName, piece: Bytes, bytes: u64) -> Result<Bytes, FellowError> {
+        let limit = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let answer = self.net.request(whom, piece, limit).await;
+        answer.map_err(|error| FellowError(error.into()))
+    }
+}
+
+impl Daemon {
+    /// A peer wants a piece of the durable tier. Without an answer it reads the piece itself.
+    pub(super) fn pass_on(&self, from: NodeName, request: Vec<u8>, answer: Answer) {
+        let Some(trickle) = self.trickle.clone() else {
+            return;
+        };
+        tokio::spawn(async move {
+            let bytes = match trickle.read_for_peer(&request).await {
+                Ok(bytes) => bytes,
+                Err(error) => {
+                    let reason = chain(&error);
+                    return tracing::debug!(peer = %from, reason, "a piece is not passed on");
+                }
+            };
+            if let Err(error) = answer.send(&from, bytes).await {
+                tracing::debug!(reason = chain(&error), "a piece was not passed on");
+            }
+        });
+    }
+}
