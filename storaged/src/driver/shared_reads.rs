@@ -7,24 +7,24 @@ use bytes::Bytes;
 use storaged_wire::NodeName;
 
 use super::{Daemon, chain};
-use crate::net::{Answer, Net};
+use crate::net::{Net, PeerAnswer};
 use crate::trickle::{FellowError, Fellows};
 
-/// Peers over the network.
+/// LinkedPeers over the network.
 #[derive(Debug)]
-pub(super) struct Peers {
+pub(super) struct LinkedPeers {
     me: NodeName,
     net: Arc<Net>,
 }
 
-impl Peers {
+impl LinkedPeers {
     pub fn new(me: NodeName, net: Arc<Net>) -> Self {
         Self { me, net }
     }
 }
 
 #[async_trait]
-impl Fellows for Peers {
+impl Fellows for LinkedPeers {
     fn me(&self) -> &NodeName {
         &self.me
     }
@@ -42,19 +42,19 @@ impl Fellows for Peers {
 
 impl Daemon {
     /// A peer wants a piece of the durable tier. Without an answer it reads the piece itself.
-    pub(super) fn pass_on(&self, from: NodeName, request: Vec<u8>, answer: Answer) {
+    pub(super) fn pass_on(&self, from: NodeName, request: Vec<u8>, answer: PeerAnswer) {
         let Some(trickle) = self.trickle.clone() else {
             return;
         };
         tokio::spawn(async move {
-            let bytes = match trickle.read_for_peer(&request).await {
-                Ok(bytes) => bytes,
+            let piece = match trickle.read_for_peer(&request).await {
+                Ok(piece) => piece,
                 Err(error) => {
                     let reason = chain(&error);
                     return tracing::debug!(peer = %from, reason, "a piece is not passed on");
                 }
             };
-            if let Err(error) = answer.send(&from, bytes).await {
+            if let Err(error) = answer.send(&from, piece.bytes()).await {
                 tracing::debug!(reason = chain(&error), "a piece was not passed on");
             }
         });

@@ -7,7 +7,7 @@ use storaged_core::{DurableFault, Input};
 use tokio::sync::{mpsc, watch};
 
 use super::StartError;
-use super::shared_reads::Peers;
+use super::shared_reads::LinkedPeers;
 use crate::config::Config;
 use crate::env::{Environment, Offload};
 use crate::memory::Memory;
@@ -92,7 +92,7 @@ pub(super) async fn start_trickle(
     let trickle = Trickle::new(store, memory.clone(), config.trickle);
     let mut trickle = trickle.sharing(&config.shares.trickle_rates);
     if let Some(net) = net.filter(|_| config.shares_reads()) {
-        let peers = Peers::new(config.name.clone(), net.clone());
+        let peers = LinkedPeers::new(config.name.clone(), net.clone());
         trickle = trickle.reading_with(Arc::new(peers));
     }
     Ok(Some(Arc::new(match threads {

@@ -20,7 +20,7 @@ use super::hello::{LinkHello, welcome};
 use super::link::{Link, Offer};
 use super::node_naming::NodeNaming;
 use super::pulse::{BEAT, Proximity, Side};
-use super::requests::Answer;
+use super::requests::PeerAnswer;
 use super::revoked::Revoked;
 use super::socket::{DATAGRAM_BYTES_MAX, SocketFactory};
 use super::streams::{FIRST_RECORD_WAIT, KIND_DATA};
@@ -116,7 +116,7 @@ pub enum NetEvent {
     Request {
         from: NodeName,
         body: Vec<u8>,
-        answer: Answer,
+        answer: PeerAnswer,
     },
     /// A peer that could be reached is not linked to, and will be tried again: one of the two must be changed.
     Refused { peer: NodeName, why: NetError },

@@ -34,7 +34,7 @@ pub use agreement::{Agreement, Difference, VersionRange, advised, told};
 pub use endpoint::{LINK_VERSIONS, Net, NetConfig, NetEvent, Peer};
 pub use node_naming::{NodeNaming, SpiffeTemplate, SpiffeTemplateError};
 pub use probe::probe;
-pub use requests::Answer;
+pub use requests::PeerAnswer;
 pub use socket::{SocketFactory, UdpFactory};
 pub use tls::{TlsError, TlsFiles, TlsIdentity, Validity};
 pub use trunks::{DataStream, SOCKETS_MAX};

@@ -19,9 +19,9 @@ const ANSWER_WAIT: Duration = Duration::from_secs(60);
 
 /// Where an answer goes. Dropped instead, it tells the asker that there is none.
 #[derive(Debug)]
-pub struct Answer(Option<SendStream>);
+pub struct PeerAnswer(Option<SendStream>);
 
-impl Answer {
+impl PeerAnswer {
     /// Sends the answer, whole.
     ///
     /// # Errors
@@ -50,7 +50,7 @@ impl Answer {
     }
 }
 
-impl Drop for Answer {
+impl Drop for PeerAnswer {
     fn drop(&mut self) {
         if let Some(stream) = &mut self.0 {
             // quinn's own would finish the stream: half an answer would look like a whole one that is wrong.
@@ -103,7 +103,7 @@ impl Net {
 
 /// Takes a request that a peer begins, and hands it on.
 pub(super) async fn serve(from: NodeName, send: SendStream, mut recv: RecvStream, shared: &Shared) {
-    let answer = Answer(Some(send));
+    let answer = PeerAnswer(Some(send));
     let reading = frame::read(&mut recv, FIRST_RECORD_BYTES_MAX);
     let Ok(Ok(Some(body))) = tokio::time::timeout(FIRST_RECORD_WAIT, reading).await else {
         return;

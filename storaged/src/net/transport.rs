@@ -96,6 +96,7 @@ fn of_accepted_trunks(trunks: u32) -> TransportConfig {
     let window = (CONNECTION_WINDOW_BYTES / trunks).max(TRUNK_WINDOW_BYTES);
     config
         .max_idle_timeout(TRUNK_IDLE.try_into().ok())
+        .max_concurrent_bidi_streams(1u32.into())
         .receive_window(VarInt::from_u32(window));
     config
 }

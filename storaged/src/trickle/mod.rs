@@ -44,7 +44,7 @@ use increment::MeasuredRate;
 pub use provenance::RequireMac;
 pub use retention::Retention;
 pub use share::TenantRates;
-pub use shared_reads::{FellowError, Fellows, PassOnError, PassedOn, SharedReadsMode};
+pub use shared_reads::{FellowError, Fellows, HeldPiece, PassOnError, PassedOn, SharedReadsMode};
 use shared_reads::{Reads, SharedReads};
 use store::{ObjectKey, PartBytes, PartNumber, PartState, Store, StoreError, Upload, aligned};
 pub use threads::TrickleThreads;
@@ -206,7 +206,7 @@ impl Trickle {
     ///
     /// # Errors
     /// Why it is not given.
-    pub async fn read_for_peer(&self, request: &[u8]) -> Result<Bytes, PassOnError> {
+    pub async fn read_for_peer(&self, request: &[u8]) -> Result<HeldPiece, PassOnError> {
         self.reads.read_for_peer(request).await
     }
 

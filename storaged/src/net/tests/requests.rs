@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::*;
-use crate::net::Answer;
+use crate::net::PeerAnswer;
 
 const NEWEST: u16 = 10;
 
@@ -21,7 +21,7 @@ async fn linked(newest_of_first: u16) -> (TempDir, Started, Started) {
 }
 
 impl Started {
-    async fn request(&mut self) -> (Vec<u8>, Answer) {
+    async fn request(&mut self) -> (Vec<u8>, PeerAnswer) {
         self.wait(|event| match event {
             NetEvent::Request { body, answer, .. } => Some((body, answer)),
             _ => None,

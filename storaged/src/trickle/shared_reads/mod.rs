@@ -22,6 +22,7 @@ use thiserror::Error;
 use tokio::time::Instant;
 
 use super::store::{ObjectKey, Store, StoreError};
+pub use pieces::HeldPiece;
 use pieces::{ObjectPiece, Pieces};
 
 /// Memory for pieces that this node wants, and as much for those that it reads for peers; beside the budget. All windows that are
@@ -173,7 +174,7 @@ impl SharedReads {
         };
         let reading = self.from_its_reader(fellows, key, &piece);
         match self.wanted.get(&piece, reading).await {
-            Some(read) => read,
+            Some(read) => read.map(|held| held.bytes()),
             None => self.store.get(key, Some(range)).await,
         }
     }
@@ -205,7 +206,7 @@ impl SharedReads {
             self.doubted().insert(reader, Instant::now());
         }
         match self.read_once(key, piece).await {
-            Some(read) => read,
+            Some(read) => read.map(|held| held.bytes()),
             None => self.store.get(key, Some(piece.range())).await,
         }
     }
@@ -214,7 +215,7 @@ impl SharedReads {
         &self,
         key: &ObjectKey,
         piece: &ObjectPiece,
-    ) -> Option<Result<Bytes, StoreError>> {
+    ) -> Option<Result<HeldPiece, StoreError>> {
         let reading = self.store.get(key, Some(piece.range()));
         self.read.get(piece, reading).await
     }
@@ -234,7 +235,7 @@ impl SharedReads {
     ///
     /// # Errors
     /// [`PassOnError`] says why not; the peer reads it itself then.
-    pub async fn read_for_peer(&self, request: &[u8]) -> Result<Bytes, PassOnError> {
+    pub async fn read_for_peer(&self, request: &[u8]) -> Result<HeldPiece, PassOnError> {
         if self.fellows.is_none() {
             return Err(PassOnError::Off);
         }
@@ -245,9 +246,9 @@ impl SharedReads {
             return Err(PassOnError::NoPiece(format!("{piece:?}")));
         }
         let read = self.read_once(&key, &piece).await;
-        let bytes = read.ok_or(PassOnError::NoRoom)??;
+        let held = read.ok_or(PassOnError::NoRoom)??;
         self.tally.given.fetch_add(piece.bytes(), Ordering::Relaxed);
-        Ok(bytes)
+        Ok(held)
     }
 
     fn doubted(&self) -> std::sync::MutexGuard<'_, HashMap<NodeName, Instant>> {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -42,6 +42,20 @@ impl ObjectPiece {
 pub(super) struct Pieces {
     bytes_max: u64,
     kept: Mutex<Kept>,
+}
+
+/// A piece that counts as kept as long as somebody has it: were it let go while it is sent to a peer that reads slowly, the next
+/// piece would take memory beside it.
+#[derive(Debug)]
+pub struct HeldPiece {
+    bytes: Bytes,
+    _cell: Arc<OnceCell<Bytes>>,
+}
+
+impl HeldPiece {
+    pub fn bytes(&self) -> Bytes {
+        self.bytes.clone()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -100,15 +114,13 @@ impl Pieces {
         self: &Arc<Self>,
         piece: &ObjectPiece,
         read: impl Future<Output = Result<Bytes, E>>,
-    ) -> Option<Result<Bytes, E>> {
+    ) -> Option<Result<HeldPiece, E>> {
         let cell = self.cell(piece)?;
         let got = cell.get_or_try_init(|| read).await.cloned();
-        drop(cell);
-        self.let_go_later(piece.clone());
-        Some(got)
+        Some(got.map(|bytes| HeldPiece { bytes, _cell: cell }))
     }
 
-    fn cell(&self, piece: &ObjectPiece) -> Option<Arc<OnceCell<Bytes>>> {
+    fn cell(self: &Arc<Self>, piece: &ObjectPiece) -> Option<Arc<OnceCell<Bytes>>> {
         let mut kept = self.kept();
         let now = Instant::now();
         if let Some(known) = kept.pieces.get_mut(piece) {
@@ -125,23 +137,8 @@ impl Pieces {
         };
         kept.pieces.insert(piece.clone(), new);
         kept.bytes += piece.bytes();
+        tokio::spawn(let_go_in_time(Arc::downgrade(self), piece.clone()));
         Some(cell)
-    }
-
-    /// Memory goes back also where nothing is read any more.
-    fn let_go_later(self: &Arc<Self>, piece: ObjectPiece) {
-        let pieces = Arc::downgrade(self);
-        tokio::spawn(async move {
-            tokio::time::sleep(KEPT).await;
-            let Some(pieces) = pieces.upgrade() else {
-                return;
-            };
-            let mut kept = pieces.kept();
-            let is_old = |kept: &KeptPiece| kept.is_idle() && kept.wanted_at.elapsed() >= KEPT;
-            if kept.pieces.get(&piece).is_some_and(is_old) {
-                kept.remove(&piece);
-            }
-        });
     }
 
     /// Bytes that are reserved now.
@@ -153,6 +150,23 @@ impl Pieces {
     fn kept(&self) -> MutexGuard<'_, Kept> {
         // No change is left half done, so a panic elsewhere does not spoil it.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Memory goes back also where nothing is read any more.
+async fn let_go_in_time(pieces: Weak<Pieces>, piece: ObjectPiece) {
+    loop {
+        tokio::time::sleep(KEPT).await;
+        let Some(pieces) = pieces.upgrade() else {
+            return;
+        };
+        let mut kept = pieces.kept();
+        let Some(known) = kept.pieces.get(&piece) else {
+            return;
+        };
+        if known.is_idle() && known.wanted_at.elapsed() >= KEPT {
+            return kept.remove(&piece);
+        }
     }
 }
 
@@ -183,7 +197,7 @@ mod tests {
         let wanted = piece(0);
         let all = (0..20).map(|_| pieces.get(&wanted, read(&reads)));
         for got in futures::future::join_all(all).await {
-            assert_eq!(got.expect("room").expect("read").len(), 100);
+            assert_eq!(got.expect("room").expect("read").bytes().len(), 100);
         }
         // A moment later it is still there.
         tokio::time::sleep(KEPT / 2).await;
@@ -214,8 +228,16 @@ mod tests {
             is_refused,
             "both are being read, and there is no room for a third"
         );
-        assert!(pieces.get(&third, read(&reads)).await.is_some());
+        // What is still being sent to somebody is not let go for another one.
+        let held = pieces.get(&third, read(&reads)).await;
+        let sent = pieces.get(&first, read(&reads)).await;
+        assert!(held.is_some() && sent.is_some());
+        assert!(pieces.get(&second, read(&reads)).await.is_none());
+        tokio::time::sleep(KEPT * 5).await;
         assert_eq!(pieces.bytes(), 200);
+        drop((held, sent));
+        tokio::time::sleep(KEPT * 2).await;
+        assert_eq!(pieces.bytes(), 0);
     }
 
     #[tokio::test(start_paused = true)]
@@ -229,7 +251,7 @@ mod tests {
         let reads = async { Ok::<_, &str>(Bytes::from_static(b"read")) };
         let (first, second) =
             futures::future::join(pieces.get(&wanted, fails), pieces.get(&wanted, reads)).await;
-        assert_eq!(first, Some(Err("the tier is down")));
-        assert_eq!(second, Some(Ok(Bytes::from_static(b"read"))));
+        assert!(matches!(first, Some(Err("the tier is down"))));
+        assert_eq!(second.expect("room").expect("read").bytes(), "read");
     }
 }

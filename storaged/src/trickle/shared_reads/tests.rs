@@ -58,7 +58,8 @@ impl Fellows for Known {
             Manner::CutsShort => Ok(Bytes::from_static(b"short")),
             Manner::Answers => {
                 let given = node.reads.read_for_peer(&piece).await;
-                given.map_err(|error| FellowError(error.into()))
+                let given = given.map_err(|error| FellowError(error.into()))?;
+                Ok(given.bytes())
             }
         }
     }

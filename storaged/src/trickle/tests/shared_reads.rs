@@ -44,7 +44,8 @@ impl Fellows for Peer {
             Gives::Lies => Ok(Bytes::from(vec![0xAB; bytes as usize])),
             Gives::TheBytes => {
                 let given = self.reads.read_for_peer(&piece).await;
-                given.map_err(|error| FellowError(error.into()))
+                let given = given.map_err(|error| FellowError(error.into()))?;
+                Ok(given.bytes())
             }
         }
     }
