@@ -53,6 +53,12 @@ impl Pins {
         known.is_some_and(|it| (it.changes, !it.pinned) > (told.changes, !told.pinned))
     }
 
+    /// Whether a step has not been changed since.
+    pub fn is_last(&self, change: &Pin) -> bool {
+        let known = self.0.get(&mark_of(change));
+        known.is_some_and(|it| (it.changes, it.pinned) == (change.changes, change.pinned))
+    }
+
     /// Takes what is told. Of two that were changed equally often, nothing stays.
     pub fn learn(&mut self, told: &Pin) {
         if self.is_news(told) {

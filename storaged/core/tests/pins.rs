@@ -40,14 +40,17 @@ fn let_go_by(nodes: impl IntoIterator<Item = usize>, room: Room) -> Cluster {
     cluster
 }
 
-fn keep(cluster: &mut Cluster, node: usize, step: u64, keep: Keep) -> Result<(), Refusal> {
-    let reader = cluster.connect(node, Role::Reader);
-    let request = Request::Keep {
+fn request(step: u64, keep: Keep) -> Request {
+    Request::Keep {
         run: None,
         step: Step::new(step),
         keep,
-    };
-    let reply = cluster.ask(node, reader, request);
+    }
+}
+
+fn keep(cluster: &mut Cluster, node: usize, step: u64, keep: Keep) -> Result<(), Refusal> {
+    let reader = cluster.connect(node, Role::Reader);
+    let reply = cluster.ask(node, reader, request(step, keep));
     cluster.disconnect(node, reader);
     match reply {
         Reply::Removed { .. } => Ok(()),
@@ -201,6 +204,68 @@ fn a_step_that_is_pinned_stays_so_when_it_is_pinned_again_while_too_many_nodes_a
     (0..4).for_each(|node| cluster.attach(node));
     cluster.save_and_wait(DurableWish::Never);
     cluster.assert_all_hold([1, 3]);
+}
+
+/// Nobody may hear that a step is pinned before that is decided: who asked second would count on what is let go again.
+#[test]
+fn who_pins_a_step_that_is_being_pinned_hears_what_becomes_of_it() {
+    let mut cluster = with_room(Room::default());
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.scene.unheard.extend([0, 1, 5]);
+    let asked: Vec<_> = (0..2)
+        .map(|_| {
+            let reader = cluster.connect(3, Role::Reader);
+            let id = cluster.send(3, reader, request(1, Keep::Pin));
+            cluster.run_for(1_000);
+            id
+        })
+        .collect();
+    cluster.run_for(10_000);
+    for id in asked {
+        match cluster.answer(id) {
+            Some(Reply::Refused(refusal)) => assert_eq!(refusal.code, RefusalCode::TooManyLost),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Node 0 has room for one pin, and node 5 is silent, so that each is decided late: the first one for the second step finds no room.
+#[test]
+fn a_pin_that_is_not_granted_does_not_end_one_that_was_asked_for_later() {
+    let room = Room {
+        budgets: [(0, 3 * SLOT)].into(),
+        ..Room::default()
+    };
+    let mut cluster = with_room(room);
+    cluster.save_and_wait(DurableWish::Never);
+    pinned(&mut cluster, 3, 1);
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.scene.unheard.insert(5);
+    let reader = cluster.connect(3, Role::Reader);
+    let orders = [
+        (2, Keep::Pin),
+        (1, Keep::Unpin),
+        (2, Keep::Unpin),
+        (2, Keep::Pin),
+    ];
+    let asked = orders.map(|(step, keep)| {
+        let id = cluster.send(3, reader, request(step, keep));
+        cluster.run_for(500);
+        id
+    });
+    cluster.run_for(15_000);
+    let said = |at: usize| cluster.answer(asked[at]);
+    assert!(matches!(said(0), Some(Reply::Refused(_))), "{:?}", said(0));
+    assert!(
+        matches!(said(3), Some(Reply::Removed { .. })),
+        "{:?}",
+        said(3)
+    );
+    cluster.scene.unheard.clear();
+    for step in 3..=4 {
+        cluster.save_and_wait(DurableWish::Never);
+        cluster.assert_all_hold([2, step]);
+    }
 }
 
 /// Two more steps must fit on every node, or no later one could be saved beside the last protected one.

@@ -22,8 +22,8 @@ use crate::pins::{key_at, mark_of};
 /// A pin that all nodes are being told of.
 #[derive(Debug)]
 struct PinOrder {
-    /// Who wants it, if he is still there.
-    asker: Option<RequestId>,
+    /// Who wants it, and whoever has asked for the same meanwhile, as far as they are still there.
+    askers: Vec<RequestId>,
     key: CheckpointKey,
     owner: Owner,
     pin: Pin,
@@ -87,8 +87,7 @@ impl PinOrders {
 
     /// Requests that have not been answered.
     pub fn unanswered(&self) -> usize {
-        let asked = self.orders.values();
-        asked.filter(|order| order.asker.is_some()).count()
+        self.orders.values().map(|order| order.askers.len()).sum()
     }
 
     /// Somebody wants a step to stay, or to go by the policy again: in RAM if it is there, and in the durable tier.
@@ -119,16 +118,24 @@ impl PinOrders {
             keep,
         };
         let key = key_at(namespace, at);
-        // Asked for again, which may be because it has become durable: whatever nodes say now, it stays as it is in RAM.
         if keep == Keep::Pin && cx.is_pinned(&key) {
-            return cx.tell_tier(id, curation, Ok(()));
+            let deciding = self.deciding(&key, cx);
+            return match deciding.filter(|_| !planted!("pins_granted_before_they_are")) {
+                // Told that it is pinned, whoever asks would count on what may be taken back in a moment.
+                Some(order) => {
+                    order.askers.push(id);
+                    Ok(())
+                }
+                // Asked for again, which may be because it has become durable: whatever nodes say now, it stays as it is in RAM.
+                None => cx.tell_tier(id, curation, Ok(())),
+            };
         }
         let pin = match cx.pin_here(&key, owner, keep) {
             Ok(pin) => pin,
             Err(refusal) => return cx.tell_tier(id, curation, Err(refusal)),
         };
         let order = PinOrder {
-            asker: Some(id),
+            askers: vec![id],
             key,
             owner,
             pin,
@@ -142,6 +149,12 @@ impl PinOrders {
         self.orders.insert(query, order);
         self.advance(cx);
         Ok(())
+    }
+
+    /// The pin of a step that has not been decided yet, nor changed since.
+    fn deciding(&mut self, key: &CheckpointKey, cx: &Context) -> Option<&mut PinOrder> {
+        let mut orders = self.orders.values_mut();
+        orders.find(|order| order.key == *key && cx.goes_by(order))
     }
 
     /// Ends those whose nodes have all answered or gone down, or whose time is over.
@@ -179,7 +192,7 @@ impl PinOrders {
     /// Whoever asked is gone. The order goes on: broken off it would count on some nodes and not on others.
     pub fn forget_askers(&mut self, conn: ConnId) {
         for order in self.orders.values_mut() {
-            order.asker = order.asker.filter(|id| id.conn != conn);
+            order.askers.retain(|id| id.conn != conn);
         }
     }
 }
@@ -427,21 +440,34 @@ impl Context {
         if order.pin.pinned
             && let Some(refusal) = self.objection_to_pin(&order)
         {
-            let undone = self.pin_here(&order.key, order.owner, Keep::Unpin);
-            if let Ok(pin) = undone {
-                self.send_all(&PeerMessage::Pins(None, order.saying(pin)));
+            // What was pinned anew since is another's, who is told that it is.
+            if self.goes_by(&order) || planted!("pins_taken_back_by_others") {
+                self.take_back(&order);
             }
-            return self.end_asked(&order, Err(refusal));
+            return self.end_asked(&order, &Err(refusal));
         }
-        self.end_asked(&order, Ok(()));
+        self.end_asked(&order, &Ok(()));
     }
 
-    fn end_asked(&mut self, order: &PinOrder, in_ram: Result<(), Refusal>) {
-        let Some(id) = order.asker else {
-            return;
-        };
-        if let Err(refusal) = self.tell_tier(id, order.curation.clone(), in_ram) {
-            self.reply(id, Reply::Refused(refusal));
+    /// Whether nothing was changed since.
+    fn goes_by(&self, order: &PinOrder) -> bool {
+        let table = self.namespaces.get(&order.key.namespace);
+        table.is_some_and(|table| table.pins.is_last(&order.pin))
+    }
+
+    fn take_back(&mut self, order: &PinOrder) {
+        let undone = self.pin_here(&order.key, order.owner, Keep::Unpin);
+        if let Ok(pin) = undone {
+            self.send_all(&PeerMessage::Pins(None, order.saying(pin)));
+        }
+    }
+
+    fn end_asked(&mut self, order: &PinOrder, in_ram: &Result<(), Refusal>) {
+        for id in &order.askers {
+            let told = self.tell_tier(*id, order.curation.clone(), in_ram.clone());
+            if let Err(refusal) = told {
+                self.reply(*id, Reply::Refused(refusal));
+            }
         }
     }
 
