@@ -170,6 +170,66 @@ fn a_step_that_is_to_come_back_needs_room_too() {
     assert!(refusal.message.contains("n0"), "{}", refusal.message);
 }
 
+/// Steps 1 to 3, of which this node keeps the newest alone, with room for three steps.
+fn with_room_for_three(node: usize) -> Cluster {
+    let mut cluster = with_room(Room {
+        keep_steps: 3,
+        keeping: [(node, 1)].into(),
+        budgets: [(node, 3 * SLOT)].into(),
+        ..Room::default()
+    });
+    for _ in 1..=3 {
+        cluster.save_and_wait(DurableWish::Never);
+    }
+    assert_eq!(cluster.held(node).len(), 1, "it keeps one step");
+    cluster
+}
+
+/// The first one is not back yet when the second one is pinned: the node would find itself without room for saves.
+#[test]
+fn steps_that_are_to_come_back_need_room_together() {
+    let mut cluster = with_room_for_three(0);
+    pinned(&mut cluster, 3, 1);
+    let refusal = refused(&mut cluster, 3, 2);
+    assert_eq!(refusal.code, RefusalCode::BudgetFull);
+    for part in ["n0", "step 1 is pinned"] {
+        assert!(refusal.message.contains(part), "{}", refusal.message);
+    }
+    cluster.run_for(60_000);
+    for step in 4..=6 {
+        cluster.save_and_wait(DurableWish::Never);
+        assert_eq!(cluster.held(0), [(1, Some(2)), (step, Some(2))]);
+    }
+}
+
+/// The same of two jobs, of which each has let go what is pinned.
+#[test]
+fn what_is_to_come_back_of_one_job_is_no_room_for_pins_of_another() {
+    for (slots, fits) in [(5, false), (6, true)] {
+        let mut cluster = let_go_by(
+            [0],
+            Room {
+                budgets: [(0, slots * SLOT)].into(),
+                ..Room::default()
+            },
+        );
+        cluster.begin_job("other");
+        for _ in 1..=2 {
+            cluster.save_and_wait(DurableWish::Never);
+        }
+        cluster.ask_of(testkit::namespace().as_str());
+        pinned(&mut cluster, 3, 1);
+        cluster.ask_of("other");
+        let said = keep(&mut cluster, 3, 1, Keep::Pin);
+        assert_eq!(said.is_ok(), fits, "{slots} slots: {said:?}");
+        if let Err(refusal) = said {
+            assert_eq!(refusal.code, RefusalCode::BudgetFull);
+            let others = format!("other jobs need {SLOT} bytes");
+            assert!(refusal.message.contains(&others), "{}", refusal.message);
+        }
+    }
+}
+
 #[test]
 fn what_too_many_nodes_have_let_go_is_not_pinned() {
     let mut cluster = let_go_by([0, 1, 5], Room::default());

@@ -7,11 +7,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use storaged_plan::LaneBlocks;
 use storaged_wire::local::{Keep, Reply};
 use storaged_wire::peer::{CheckpointKey, HighMark, PeerMessage, UnowedCause};
 use storaged_wire::pins::{NamespacePins, Pin, PinAnswer};
 use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId, Step};
 
+use super::slots::slot_capacity;
 use crate::api::{ConnId, Curation, DurablePolicy, Now, QueryId, RequestId};
 use crate::budget::Reservation;
 use crate::catalog::Checkpoint;
@@ -367,8 +369,10 @@ impl Context {
         let held = self.bytes_by_job();
         let of_job = held.get(&key.namespace).copied().unwrap_or(0);
         let here = self.bytes_here(key);
-        let to_come = self.bytes_to_come(key);
-        let of_step = here.max(to_come);
+        let of_step = here.saturating_add(self.bytes_to_come(key));
+        let to_come = self
+            .bytes_to_come(key)
+            .saturating_add(self.pinned_to_come(&key.namespace, Some(key)));
         let pinned = self.bytes_pinned(&key.namespace, Some(key)) + here;
         let left = self.budget.room_of(&key.namespace);
         let left = left.saturating_add(of_job.saturating_sub(pinned));
@@ -379,7 +383,9 @@ impl Context {
         }
         let beside = match others {
             0 => String::new(),
-            bytes => format!(", of which other jobs need {bytes} bytes for their own saves"),
+            bytes => format!(
+                ", of which other jobs need {bytes} bytes for their own saves and pinned steps"
+            ),
         };
         Some(format!(
             "it and two more steps must fit, which takes {needed} bytes more than is here, and {left} are left{beside}: raise memory.budget there{}",
@@ -393,15 +399,43 @@ impl Context {
         checkpoint.map_or(0, |it| self.bytes_of(it))
     }
 
-    /// What a step takes that this node has let go and will be given back: as much as the newest one of its job, nobody tells how much it was.
+    /// What a step will take beside what is here of it, once it has been put back. Of one that this node has let go nobody tells how much it
+    /// was: as much as the newest one of its job.
     fn bytes_to_come(&self, key: &CheckpointKey) -> u64 {
-        let is_here = self.bytes_here(key) > 0;
-        let was_here = self.checkpoints.contains_key(key) || self.ends.of(key).is_some();
-        if is_here || !was_here || planted!("pins_come_back_without_room") {
+        if planted!("pins_come_back_without_room") {
             return 0;
         }
+        if let Some(checkpoint) = self.checkpoints.get(key) {
+            return self.bytes_lacked_here(checkpoint);
+        }
         let newest = self.newest_safe(&key.namespace);
-        newest.map_or(0, |newest| self.bytes_here(&newest))
+        let let_go = self.ends.of(key).and(newest);
+        let_go.map_or(0, |newest| self.bytes_here(&newest))
+    }
+
+    /// The same of the pinned steps of a job, but for one of them. Each may be pinned while the others are not back yet: were those not counted,
+    /// together they would leave no room for saves.
+    fn pinned_to_come(&self, namespace: &Namespace, but: Option<&CheckpointKey>) -> u64 {
+        let pinned = self.pinned_marks(namespace).into_iter();
+        let keys = pinned.map(|at| key_at(namespace, at));
+        let counted = keys.filter(|key| Some(key) != but);
+        counted.map(|key| self.bytes_to_come(&key)).sum()
+    }
+
+    /// What the blocks take of this node's budget that belong here and are not.
+    fn bytes_lacked_here(&self, checkpoint: &Checkpoint) -> u64 {
+        let Some(manifest) = checkpoint.manifest.as_ref() else {
+            return 0;
+        };
+        let missing = self.own_missing(checkpoint);
+        let bytes = missing.iter().filter_map(|(lane, block)| {
+            let lane = LaneBlocks::of(manifest, *lane)?;
+            match lane.data.get(*block) {
+                Some(shard) => shard.as_ref().map(|shard| slot_capacity(shard.length)),
+                None => Some(lane.length),
+            }
+        });
+        bytes.sum()
     }
 
     /// What the pinned steps of a job take, but for one of them.
@@ -411,19 +445,26 @@ impl Context {
         counted.map(|key| self.bytes_here(&key)).sum()
     }
 
-    /// What the other jobs that save here have yet to reserve, until each has room for two steps: its newest one, and the one that it saves.
-    /// Other tenants' are not counted: what they may have beside this one is theirs by their guarantees.
+    /// What the other jobs have yet to reserve: of those that save here until each has room for two steps, its newest one and the one that it
+    /// saves; and of all what is pinned and to come back. Other tenants' are not counted: what they may have beside this one is theirs by
+    /// their guarantees.
     fn lacked_by_other_jobs(&self, of: &Namespace, held: &BTreeMap<Namespace, u64>) -> u64 {
-        let others = held
-            .iter()
-            .filter(|(job, _)| *job != of && job.tenant() == of.tenant() && self.is_in_use(job));
-        let lacked = others.map(|(job, bytes)| {
-            let newest = self.newest_safe(job);
-            let of_step = newest.map_or(0, |key| self.bytes_here(&key));
-            let unpinned = bytes.saturating_sub(self.bytes_pinned(job, None));
-            of_step.saturating_mul(2).saturating_sub(unpinned)
+        let jobs = self.namespaces.keys();
+        let others = jobs.filter(|job| *job != of && job.tenant() == of.tenant());
+        let lacked = others.map(|job| {
+            let held = held.get(job).copied().filter(|_| self.is_in_use(job));
+            let for_saves = held.map_or(0, |bytes| self.lacked_for_saves(job, bytes));
+            for_saves.saturating_add(self.pinned_to_come(job, None))
         });
         lacked.sum()
+    }
+
+    /// What a job that has so many bytes here lacks for two steps.
+    fn lacked_for_saves(&self, job: &Namespace, bytes: u64) -> u64 {
+        let newest = self.newest_safe(job);
+        let of_step = newest.map_or(0, |key| self.bytes_here(&key));
+        let unpinned = bytes.saturating_sub(self.bytes_pinned(job, None));
+        of_step.saturating_mul(2).saturating_sub(unpinned)
     }
 
     /// What a checkpoint takes of this node's budget.
