@@ -230,6 +230,54 @@ fn what_is_to_come_back_of_one_job_is_no_room_for_pins_of_another() {
     }
 }
 
+/// The home nodes of a step, and how many of its blocks they hold.
+fn homes_of(cluster: &Cluster, step: u64) -> (Vec<usize>, usize) {
+    let shown = |node: usize| {
+        let process = cluster.processes[node].as_ref().expect("it is up");
+        let mut shown = process.node.shown().into_iter();
+        shown.find(|it| it.key.step == Step::new(step))
+    };
+    let known = (0..cluster.processes.len()).find_map(shown);
+    let homes = known.expect("some node knows it").homes;
+    let homes: Vec<usize> = homes.iter().map(testkit::index).collect();
+    let holding = homes.iter().filter_map(|home| shown(*home));
+    let blocks = holding.map(|it| it.shards.len() + it.parity.len());
+    (homes.clone(), blocks.sum())
+}
+
+/// Pins a step, loses the memory of all its home nodes at once, and says whether that can be borne and one of them had a shard.
+fn loses_all_homes(step: u64) -> Option<bool> {
+    let mut cluster = Cluster::start_of(9, 4, 2, 10);
+    for _ in 0..step {
+        cluster.save_on_all(6, DurableWish::Never);
+    }
+    let (homes, blocks) = homes_of(&cluster, step);
+    if blocks > 2 {
+        return None;
+    }
+    pinned(&mut cluster, 3, step);
+    cluster.save_on_all(6, DurableWish::Never);
+    let held = |cluster: &Cluster| (0..9).map(|node| cluster.held(node)).collect::<Vec<_>>();
+    let before = held(&cluster);
+    homes.iter().for_each(|home| cluster.kill(*home));
+    cluster.run_for(10_000);
+    homes.iter().for_each(|home| cluster.start_after(0, *home));
+    cluster.run_for(60_000);
+    assert_eq!(held(&cluster), before, "step {step} of homes {homes:?}");
+    Some(homes.iter().any(|home| *home < 4))
+}
+
+/// No home node is left that knows of the step, and all of its blocks are there but those that can be made again: who holds them tells of it.
+#[test]
+fn a_pinned_step_of_which_all_home_nodes_have_lost_their_memory_is_healed_from_its_members() {
+    let borne: Vec<bool> = (1..=12).filter_map(loses_all_homes).collect();
+    let with_shards = borne.iter().filter(|had_shard| **had_shard).count();
+    assert!(
+        with_shards > 0 && with_shards < borne.len(),
+        "homes with shards and without: {borne:?}"
+    );
+}
+
 #[test]
 fn what_too_many_nodes_have_let_go_is_not_pinned() {
     let mut cluster = let_go_by([0, 1, 5], Room::default());
