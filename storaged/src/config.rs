@@ -41,7 +41,8 @@ pub use memory::MemorySection;
 use memory_limit::{DefaultBudget, MemoryLimit};
 pub use network::{NetworkConfig, NetworkSection};
 pub use node::NodeSection;
-pub use peers::PeerSection;
+use peers::Nodes;
+pub use peers::{OwnListing, PeerSection};
 pub use reload::Fixed;
 pub use scrub::{HookCommand, ScrubConfig, ScrubSection};
 pub use span::Span;
@@ -281,6 +282,8 @@ pub struct Config {
     pub members: Vec<Member>,
     /// The other nodes.
     pub peers: Vec<Peer>,
+    /// Whether the lists of them name this one, where they are listed.
+    pub own_listing: OwnListing,
     /// UDP address.
     pub listen: SocketAddr,
     /// Further ones, and threads for all.
@@ -363,7 +366,11 @@ impl ConfigFile {
     /// [`ConfigError::Value`] for one that cannot hold.
     pub fn validate(self) -> Result<Config, ConfigError> {
         let name = self.own_name()?;
-        let (members, peers) = self.members(&name)?;
+        let Nodes {
+            members,
+            peers,
+            own_listing,
+        } = self.nodes(&name)?;
         if !peers.is_empty() && self.tls.is_none() {
             return Err(value(
                 "tls",
@@ -390,6 +397,7 @@ impl ConfigFile {
         let config = Config {
             members,
             peers,
+            own_listing,
             listen: self.node.listen,
             network: self.network.validate(&self.node)?,
             ops_listen: self.node.ops_listen,

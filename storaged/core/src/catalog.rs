@@ -14,7 +14,7 @@ use storaged_wire::{
 use crate::api::{ConnId, Now, ParityId, RequestId, SlotShard};
 use crate::failed_steps::FailedRestarts;
 use crate::parcels::Notice;
-use crate::pins::Pins;
+use crate::pins::{Pins, Vouched};
 use crate::successions::SaidToken;
 
 /// A peer whose link is up.
@@ -442,6 +442,8 @@ pub(crate) struct NamespaceTable {
     pub failed: FailedRestarts,
     /// Steps that are pinned in RAM.
     pub pins: Pins,
+    /// Those of which this node has lost all, as a home node, and others tell.
+    pub vouched: Vouched,
     /// Up to here the job's checkpoints have left RAM for another job, or were dropped.
     pub evicted: Option<HighMark>,
     /// Why checkpoints were given up, for those who wait for them.
@@ -463,6 +465,7 @@ impl NamespaceTable {
             copied: None,
             failed: FailedRestarts::default(),
             pins: Pins::default(),
+            vouched: Vouched::default(),
             evicted: None,
             abandoned: BTreeMap::new(),
         }

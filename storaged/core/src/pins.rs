@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use storaged_wire::Namespace;
 use storaged_wire::local::Keep;
 use storaged_wire::peer::{CheckpointKey, HighMark};
 use storaged_wire::pins::Pin;
+use storaged_wire::{Digest, Namespace, NodeName};
 
 use crate::api::Now;
 use crate::limits;
@@ -51,6 +51,12 @@ impl Pins {
     pub fn is_later_than(&self, told: &Pin) -> bool {
         let known = self.0.get(&mark_of(told));
         known.is_some_and(|it| (it.changes, !it.pinned) > (told.changes, !told.pinned))
+    }
+
+    /// Whether a step has not been changed since.
+    pub fn is_last(&self, change: &Pin) -> bool {
+        let known = self.0.get(&mark_of(change));
+        known.is_some_and(|it| (it.changes, it.pinned) == (change.changes, change.pinned))
     }
 
     /// Takes what is told. Of two that were changed equally often, nothing stays.
@@ -132,6 +138,29 @@ impl PinWord {
             pinned: self.pinned,
             changes: self.changes,
         }
+    }
+}
+
+/// Manifests of pinned steps of which nodes have told that have parts of them and decide nothing of them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Vouched(BTreeMap<HighMark, BTreeMap<NodeName, Digest>>);
+
+impl Vouched {
+    /// Whether enough nodes have told of the same manifest, with this one. One alone may say anything.
+    pub fn hears(&mut self, from: &NodeName, at: HighMark, manifest: Digest) -> bool {
+        let told = self.0.entry(at).or_default();
+        told.insert(from.clone(), manifest);
+        let same = told.values().filter(|it| **it == manifest).count();
+        let is_enough = same >= limits::WORDS_NEEDED;
+        if is_enough {
+            self.0.remove(&at);
+        }
+        is_enough
+    }
+
+    /// What is not pinned any more is of no use.
+    pub fn keep_pinned(&mut self, pins: &Pins) {
+        self.0.retain(|at, _| pins.has(*at));
     }
 }
 

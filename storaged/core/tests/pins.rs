@@ -40,14 +40,17 @@ fn let_go_by(nodes: impl IntoIterator<Item = usize>, room: Room) -> Cluster {
     cluster
 }
 
-fn keep(cluster: &mut Cluster, node: usize, step: u64, keep: Keep) -> Result<(), Refusal> {
-    let reader = cluster.connect(node, Role::Reader);
-    let request = Request::Keep {
+fn request(step: u64, keep: Keep) -> Request {
+    Request::Keep {
         run: None,
         step: Step::new(step),
         keep,
-    };
-    let reply = cluster.ask(node, reader, request);
+    }
+}
+
+fn keep(cluster: &mut Cluster, node: usize, step: u64, keep: Keep) -> Result<(), Refusal> {
+    let reader = cluster.connect(node, Role::Reader);
+    let reply = cluster.ask(node, reader, request(step, keep));
     cluster.disconnect(node, reader);
     match reply {
         Reply::Removed { .. } => Ok(()),
@@ -167,6 +170,114 @@ fn a_step_that_is_to_come_back_needs_room_too() {
     assert!(refusal.message.contains("n0"), "{}", refusal.message);
 }
 
+/// Steps 1 to 3, of which this node keeps the newest alone, with room for three steps.
+fn with_room_for_three(node: usize) -> Cluster {
+    let mut cluster = with_room(Room {
+        keep_steps: 3,
+        keeping: [(node, 1)].into(),
+        budgets: [(node, 3 * SLOT)].into(),
+        ..Room::default()
+    });
+    for _ in 1..=3 {
+        cluster.save_and_wait(DurableWish::Never);
+    }
+    assert_eq!(cluster.held(node).len(), 1, "it keeps one step");
+    cluster
+}
+
+/// The first one is not back yet when the second one is pinned: the node would find itself without room for saves.
+#[test]
+fn steps_that_are_to_come_back_need_room_together() {
+    let mut cluster = with_room_for_three(0);
+    pinned(&mut cluster, 3, 1);
+    let refusal = refused(&mut cluster, 3, 2);
+    assert_eq!(refusal.code, RefusalCode::BudgetFull);
+    for part in ["n0", "step 1 is pinned"] {
+        assert!(refusal.message.contains(part), "{}", refusal.message);
+    }
+    cluster.run_for(60_000);
+    for step in 4..=6 {
+        cluster.save_and_wait(DurableWish::Never);
+        assert_eq!(cluster.held(0), [(1, Some(2)), (step, Some(2))]);
+    }
+}
+
+/// The same of two jobs, of which each has let go what is pinned.
+#[test]
+fn what_is_to_come_back_of_one_job_is_no_room_for_pins_of_another() {
+    for (slots, fits) in [(5, false), (6, true)] {
+        let mut cluster = let_go_by(
+            [0],
+            Room {
+                budgets: [(0, slots * SLOT)].into(),
+                ..Room::default()
+            },
+        );
+        cluster.begin_job("other");
+        for _ in 1..=2 {
+            cluster.save_and_wait(DurableWish::Never);
+        }
+        cluster.ask_of(testkit::namespace().as_str());
+        pinned(&mut cluster, 3, 1);
+        cluster.ask_of("other");
+        let said = keep(&mut cluster, 3, 1, Keep::Pin);
+        assert_eq!(said.is_ok(), fits, "{slots} slots: {said:?}");
+        if let Err(refusal) = said {
+            assert_eq!(refusal.code, RefusalCode::BudgetFull);
+            let others = format!("other jobs need {SLOT} bytes");
+            assert!(refusal.message.contains(&others), "{}", refusal.message);
+        }
+    }
+}
+
+/// The home nodes of a step, and how many of its blocks they hold.
+fn homes_of(cluster: &Cluster, step: u64) -> (Vec<usize>, usize) {
+    let shown = |node: usize| {
+        let process = cluster.processes[node].as_ref().expect("it is up");
+        let mut shown = process.node.shown().into_iter();
+        shown.find(|it| it.key.step == Step::new(step))
+    };
+    let known = (0..cluster.processes.len()).find_map(shown);
+    let homes = known.expect("some node knows it").homes;
+    let homes: Vec<usize> = homes.iter().map(testkit::index).collect();
+    let holding = homes.iter().filter_map(|home| shown(*home));
+    let blocks = holding.map(|it| it.shards.len() + it.parity.len());
+    (homes.clone(), blocks.sum())
+}
+
+/// Pins a step, loses the memory of all its home nodes at once, and says whether that can be borne and one of them had a shard.
+fn loses_all_homes(step: u64) -> Option<bool> {
+    let mut cluster = Cluster::start_of(9, 4, 2, 10);
+    for _ in 0..step {
+        cluster.save_on_all(6, DurableWish::Never);
+    }
+    let (homes, blocks) = homes_of(&cluster, step);
+    if blocks > 2 {
+        return None;
+    }
+    pinned(&mut cluster, 3, step);
+    cluster.save_on_all(6, DurableWish::Never);
+    let held = |cluster: &Cluster| (0..9).map(|node| cluster.held(node)).collect::<Vec<_>>();
+    let before = held(&cluster);
+    homes.iter().for_each(|home| cluster.kill(*home));
+    cluster.run_for(10_000);
+    homes.iter().for_each(|home| cluster.start_after(0, *home));
+    cluster.run_for(60_000);
+    assert_eq!(held(&cluster), before, "step {step} of homes {homes:?}");
+    Some(homes.iter().any(|home| *home < 4))
+}
+
+/// No home node is left that knows of the step, and all of its blocks are there but those that can be made again: who holds them tells of it.
+#[test]
+fn a_pinned_step_of_which_all_home_nodes_have_lost_their_memory_is_healed_from_its_members() {
+    let borne: Vec<bool> = (1..=12).filter_map(loses_all_homes).collect();
+    let with_shards = borne.iter().filter(|had_shard| **had_shard).count();
+    assert!(
+        with_shards > 0 && with_shards < borne.len(),
+        "homes with shards and without: {borne:?}"
+    );
+}
+
 #[test]
 fn what_too_many_nodes_have_let_go_is_not_pinned() {
     let mut cluster = let_go_by([0, 1, 5], Room::default());
@@ -201,6 +312,68 @@ fn a_step_that_is_pinned_stays_so_when_it_is_pinned_again_while_too_many_nodes_a
     (0..4).for_each(|node| cluster.attach(node));
     cluster.save_and_wait(DurableWish::Never);
     cluster.assert_all_hold([1, 3]);
+}
+
+/// Nobody may hear that a step is pinned before that is decided: who asked second would count on what is let go again.
+#[test]
+fn who_pins_a_step_that_is_being_pinned_hears_what_becomes_of_it() {
+    let mut cluster = with_room(Room::default());
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.scene.unheard.extend([0, 1, 5]);
+    let asked: Vec<_> = (0..2)
+        .map(|_| {
+            let reader = cluster.connect(3, Role::Reader);
+            let id = cluster.send(3, reader, request(1, Keep::Pin));
+            cluster.run_for(1_000);
+            id
+        })
+        .collect();
+    cluster.run_for(10_000);
+    for id in asked {
+        match cluster.answer(id) {
+            Some(Reply::Refused(refusal)) => assert_eq!(refusal.code, RefusalCode::TooManyLost),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Node 0 has room for one pin, and node 5 is silent, so that each is decided late: the first one for the second step finds no room.
+#[test]
+fn a_pin_that_is_not_granted_does_not_end_one_that_was_asked_for_later() {
+    let room = Room {
+        budgets: [(0, 3 * SLOT)].into(),
+        ..Room::default()
+    };
+    let mut cluster = with_room(room);
+    cluster.save_and_wait(DurableWish::Never);
+    pinned(&mut cluster, 3, 1);
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.scene.unheard.insert(5);
+    let reader = cluster.connect(3, Role::Reader);
+    let orders = [
+        (2, Keep::Pin),
+        (1, Keep::Unpin),
+        (2, Keep::Unpin),
+        (2, Keep::Pin),
+    ];
+    let asked = orders.map(|(step, keep)| {
+        let id = cluster.send(3, reader, request(step, keep));
+        cluster.run_for(500);
+        id
+    });
+    cluster.run_for(15_000);
+    let said = |at: usize| cluster.answer(asked[at]);
+    assert!(matches!(said(0), Some(Reply::Refused(_))), "{:?}", said(0));
+    assert!(
+        matches!(said(3), Some(Reply::Removed { .. })),
+        "{:?}",
+        said(3)
+    );
+    cluster.scene.unheard.clear();
+    for step in 3..=4 {
+        cluster.save_and_wait(DurableWish::Never);
+        cluster.assert_all_hold([2, step]);
+    }
 }
 
 /// Two more steps must fit on every node, or no later one could be saved beside the last protected one.

@@ -156,6 +156,7 @@ fn run_daemon(args: RunArgs, process: DaemonProcess) -> Result<(), CliError> {
     if let Some(warning) = config.swap_state.warning(config.swap) {
         tracing::warn!(key = "memory.swap", "{warning}");
     }
+    warn_of_listing(&config);
     let net = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.network.threads)
         .thread_name("net")
@@ -208,6 +209,13 @@ fn run_daemon(args: RunArgs, process: DaemonProcess) -> Result<(), CliError> {
     runtime.shutdown_background();
     net.shutdown_background();
     outcome
+}
+
+/// One node of a thousand whose host has another name than the list has for it would be one more member, of which nobody is told.
+fn warn_of_listing(config: &Config) {
+    if let Some(warning) = config.own_listing.warning() {
+        tracing::warn!(key = "peers.name", "{warning}");
+    }
 }
 
 fn ended(ending: &Ending) -> Result<(), CliError> {
@@ -274,7 +282,10 @@ async fn reload_at(mut hup: Signal, args: RunArgs, reloads: mpsc::Sender<Config>
             Ok(config)
         });
         match taken {
-            Ok(config) => drop(reloads.send(config).await),
+            Ok(config) => {
+                warn_of_listing(&config);
+                drop(reloads.send(config).await);
+            }
             Err(error) => {
                 tracing::error!(
                     error = crate::driver::chain(&error),
@@ -307,6 +318,9 @@ pub fn config(args: &ConfigArgs) -> Result<(), CliError> {
     let mut file = ConfigFile::load(&args.file)?;
     args.domain.set_in(&mut file);
     let config = file.validate()?;
+    if let Some(warning) = config.own_listing.warning() {
+        eprintln!("{warning}");
+    }
     let certificate = check_certificates(&config)?;
     let protection = match config.geometry {
         Some(geometry) => format!(

@@ -2,6 +2,7 @@
 //! job's token.
 
 use clap::Args;
+use serde_json::Value;
 use storaged_sdk::wire::local::{CheckpointInfo, Keep, PinnedOnes, Removal, Role};
 use storaged_sdk::wire::{Namespace, RefusalCode, RunId, Step};
 use storaged_sdk::{Client, ClientError, ConnectOptions, WithTrainers};
@@ -113,11 +114,42 @@ fn pinned_where(client: &mut Client, args: &PinArgs) -> Result<&'static str, Cli
         let of_run = args.run.is_none_or(|run| run == one.run);
         one.step == args.step && of_run && one.pinned == Some(true)
     };
-    Ok(match listed.iter().find(|one| is_it(one)) {
-        Some(one) if one.durable => "pinned in RAM and in the durable tier",
-        Some(_) => "pinned in RAM",
-        None => "pinned in the durable tier alone: it is not in RAM",
-    })
+    let tier = Tier::of(&client.status()?)?;
+    Ok(tier.says_where(listed.iter().find(|one| is_it(one))))
+}
+
+/// Whether the asked node has a durable tier: one that has none pins nothing there, whatever it knows of what other nodes have copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tier {
+    Configured,
+    Absent,
+}
+
+impl Tier {
+    /// By the daemon's status.
+    fn of(status: &str) -> Result<Self, CliError> {
+        let status: Value = serde_json::from_str(status)
+            .map_err(|error| CliError::Unexpected(error.to_string()))?;
+        Ok(match &status["durable"] {
+            Value::Null => Self::Absent,
+            _ => Self::Configured,
+        })
+    }
+
+    /// Where a step stays that has just been pinned, as it is listed now.
+    fn says_where(self, listed: Option<&CheckpointInfo>) -> &'static str {
+        match (self, listed) {
+            (Self::Configured, Some(one)) if one.durable => "pinned in RAM and in the durable tier",
+            (Self::Configured, Some(_)) => "pinned in RAM",
+            (Self::Configured, None) => "pinned in the durable tier alone: it is not in RAM",
+            (Self::Absent, Some(_)) => {
+                "pinned in RAM (this node has no durable tier to pin it in as well)"
+            }
+            (Self::Absent, None) => {
+                "was pinned in RAM, and is not any more: it was unpinned or dropped meanwhile"
+            }
+        }
+    }
 }
 
 pub fn rm(args: &RmArgs) -> Result<(), CliError> {
@@ -149,4 +181,54 @@ pub fn rm(args: &RmArgs) -> Result<(), CliError> {
         args.job.namespace
     ));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use storaged_sdk::wire::{CheckpointState, WorldSize};
+
+    use super::*;
+
+    fn pinned(state: CheckpointState) -> CheckpointInfo {
+        CheckpointInfo {
+            namespace: Namespace::new("job").expect("a namespace"),
+            run: RunId::new(1),
+            step: Step::new(7),
+            state,
+            durable: state == CheckpointState::Durable,
+            world_size: WorldSize::new(1).expect("a world size"),
+            length: 1,
+            manifest: None,
+            bears: None,
+            kept_for: None,
+            pinned: Some(true),
+        }
+    }
+
+    /// A daemon that was started again without `[durable]` may remember that a step has become durable.
+    #[test]
+    fn a_node_without_a_durable_tier_is_not_said_to_have_pinned_anything_there() {
+        let without = Tier::of(r#"{"durable":null}"#).expect("a status");
+        for state in [CheckpointState::Protected, CheckpointState::Durable] {
+            let said = without.says_where(Some(&pinned(state)));
+            assert!(said.starts_with("pinned in RAM ("), "{said}");
+            assert!(said.contains("has no durable tier"), "{said}");
+        }
+        let gone = without.says_where(None);
+        assert!(!gone.contains("tier"), "{gone}");
+    }
+
+    #[test]
+    fn where_a_step_is_pinned_is_said_by_what_the_tier_has_of_it() {
+        let with = Tier::of(r#"{"durable":{"state":"ready"}}"#).expect("a status");
+        let protected = pinned(CheckpointState::Protected);
+        let durable = pinned(CheckpointState::Durable);
+        for (listed, expected) in [
+            (Some(&protected), "pinned in RAM"),
+            (Some(&durable), "pinned in RAM and in the durable tier"),
+            (None, "pinned in the durable tier alone: it is not in RAM"),
+        ] {
+            assert_eq!(with.says_where(listed), expected);
+        }
+    }
 }

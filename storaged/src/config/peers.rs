@@ -20,6 +20,38 @@ pub struct PeerSection {
     pub failure_domain: Option<String>,
 }
 
+/// Whether the host lists of `[[peers]]` name the node that reads them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OwnListing {
+    /// One of them does, or there are none.
+    AsExpected,
+    /// There are some, and none does.
+    InNoList(NodeName),
+}
+
+impl OwnListing {
+    /// What the operator should hear: each file may list the other nodes alone, but where all nodes share the lists this one would be a member
+    /// that no other node knows.
+    pub fn warning(&self) -> Option<String> {
+        match self {
+            Self::AsExpected => None,
+            Self::InNoList(name) => Some(format!(
+                "expected one of the host lists of peers.name to name this node, {name}, got none that does: it is a member beside those, and \
+                 nodes whose files do not name it do not link to it; correct the list, or node.name (by default the host's name), unless the \
+                 list is this node's own, of the other nodes alone"
+            )),
+        }
+    }
+}
+
+/// The nodes of a file, as the one that reads it sees them.
+pub(super) struct Nodes {
+    /// This node first.
+    pub members: Vec<Member>,
+    pub peers: Vec<Peer>,
+    pub own_listing: OwnListing,
+}
+
 /// A node that a section lists.
 #[derive(Debug)]
 struct Listed {
@@ -86,7 +118,7 @@ fn as_many<T>(key: &'static str, listed: Vec<T>, count: usize) -> Result<Vec<T>,
 
 impl ConfigFile {
     /// This node and its peers, and where the peers are.
-    pub(super) fn members(&self, name: &NodeName) -> Result<(Vec<Member>, Vec<Peer>), ConfigError> {
+    pub(super) fn nodes(&self, name: &NodeName) -> Result<Nodes, ConfigError> {
         let (mut own, mut others, mut peers) = (Vec::new(), Vec::new(), Vec::new());
         for section in &self.peers {
             for Listed { member, address } in section.listed()? {
@@ -98,6 +130,12 @@ impl ConfigFile {
                 others.push(member);
             }
         }
+        let mut sections = self.peers.iter();
+        let own_listing = if !own.is_empty() || !sections.any(|section| is_list(&section.name)) {
+            OwnListing::AsExpected
+        } else {
+            OwnListing::InNoList(name.clone())
+        };
         if own.is_empty() {
             let domain = self.node.failure_domain.clone();
             let failure_domain = domain.unwrap_or_else(|| name.to_string());
@@ -107,7 +145,11 @@ impl ConfigFile {
             });
         }
         self.check_own_domain(&own)?;
-        Ok((own.into_iter().chain(others).collect(), peers))
+        Ok(Nodes {
+            members: own.into_iter().chain(others).collect(),
+            peers,
+            own_listing,
+        })
     }
 
     /// The lists of others say of this node what its own says, or they would not link.

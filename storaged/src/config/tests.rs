@@ -230,6 +230,33 @@ fn one_file_with_host_lists_does_for_all_nodes() {
     assert_eq!(shared("n12", text).unwrap().members.len(), 6);
 }
 
+/// Its host has another name than the list has for it, most often; its peers would link to nobody of that name.
+#[test]
+fn a_node_that_no_host_list_names_is_warned_of() {
+    let list = "[[peers]]\nname = 'n[1-3]'\naddress = 'n[1-3]:9300'";
+    let other = "[[peers]]\nname = 'n[5-7]'\naddress = 'n[5-7]:9300'";
+    let single = "[[peers]]\nname = 'login'\naddress = 'login:9300'";
+    for (node, peers, named) in [
+        ("n2", list.to_owned(), true),
+        ("n6", format!("{list}\n{other}"), true),
+        ("n2.cluster", list.to_owned(), false),
+        ("n4", format!("{list}\n{other}"), false),
+        ("n4", format!("{list}\n{single}"), false),
+        ("n4", single.to_owned(), true),
+        ("n4", String::new(), true),
+    ] {
+        let tls = "tls = { ca = 'a', certificate = 'b', key = 'c' }";
+        let config = parse(&format!("node = {{ name = '{node}' }}\n{tls}\n{peers}"));
+        let warning = config.unwrap().own_listing.warning();
+        assert_eq!(warning.is_none(), named, "{node}: {warning:?}");
+        if let Some(warning) = warning {
+            for part in [node, "peers.name", "node.name"] {
+                assert!(warning.contains(part), "{warning}");
+            }
+        }
+    }
+}
+
 #[test]
 fn what_the_loss_of_a_failure_domain_costs_is_told_by_level() {
     for (domains, told) in [

@@ -453,7 +453,7 @@ impl Context {
     }
 
     /// Blocks that belong here and are not.
-    pub(super) fn own_missing(&self, checkpoint: &Checkpoint) -> BlockSet {
+    pub(crate) fn own_missing(&self, checkpoint: &Checkpoint) -> BlockSet {
         let own = Blocks::of(checkpoint);
         let manifest = checkpoint.manifest.as_ref();
         manifest.map_or_else(BlockSet::new, |manifest| {

@@ -29,7 +29,7 @@ use crate::encode::{Restored, SessionGoal};
 use crate::event::NoSlot;
 use crate::limits;
 use crate::restore::Restores;
-use crate::stage::SLOT_GRAIN_BYTES;
+use crate::stage::slot_capacity;
 
 /// Failed attempts of one opening before it gives up on sessions: more than any group has survivors to try.
 const ATTEMPTS_MAX: usize = 16;
@@ -606,7 +606,7 @@ impl Context {
 
     /// A drill takes what is free: no job that has ended gives way to it.
     fn has_room_for_drill(&self, length: u64, of: &Namespace) -> Result<(), Refusal> {
-        let bytes = length.max(1).next_multiple_of(SLOT_GRAIN_BYTES);
+        let bytes = slot_capacity(length);
         if bytes <= self.budget.room_of(of) || planted!("drills_evict") {
             return Ok(());
         }

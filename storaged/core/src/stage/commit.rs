@@ -417,12 +417,20 @@ impl Context {
         }
         let known = self.checkpoints.get(&key).and_then(Checkpoint::name);
         if known.is_none() {
-            if self.has_just_given_up(name) || !self.may_be_committed(from, &key, &manifest) {
+            if self.has_just_given_up(name) {
+                return;
+            }
+            let is_homes_word = self.may_be_committed(from, &key, &manifest);
+            if !is_homes_word && !self.is_vouched_for(from, &key, &manifest) {
                 return;
             }
             self.adopt(manifest, wish);
             if let Some(checkpoint) = self.checkpoints.get_mut(&key) {
                 checkpoint.told_by = Some(from.clone());
+            }
+            // Nobody pins what is not protected. Were it coded anew, a lost shard would be waited for.
+            if !is_homes_word {
+                self.reach(&key, CheckpointState::Protected);
             }
         }
         if known.is_none_or(|known| known == name) {

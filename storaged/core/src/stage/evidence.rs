@@ -28,6 +28,30 @@ impl Context {
             && self.commits_of(from) < limits::COMMITS_PER_PEER_MAX
     }
 
+    /// Whether nodes that have parts of a pinned step tell this home node of it, and so many that one of them is sound. If all home nodes have
+    /// lost their memory at once, nobody else does, and nobody would heal it.
+    pub(super) fn is_vouched_for(
+        &mut self,
+        from: &NodeName,
+        key: &CheckpointKey,
+        manifest: &ManifestBytes,
+    ) -> bool {
+        let is_its_to_say = self.is_pinned(key)
+            && self.homes_of(key).contains(self.me())
+            && manifest.nodes().contains_key(from)
+            && key.run.number() <= limits::RUN_NUMBER_MAX
+            && self.has_these_shards(key, manifest)
+            && self.commits_of(from) < limits::COMMITS_PER_PEER_MAX;
+        if !is_its_to_say || planted!("pins_not_vouched_for") {
+            return false;
+        }
+        let Some(table) = self.namespaces.get_mut(&key.namespace) else {
+            return false;
+        };
+        table.vouched.keep_pinned(&table.pins);
+        table.vouched.hears(from, key.mark(), manifest.name())
+    }
+
     /// Names a node that itself tells of a commit which nobody can have made.
     pub(super) fn judges_commit(&mut self, from: &NodeName, manifest: &ManifestBytes) {
         let key = CheckpointKey::of(manifest.manifest());

@@ -24,6 +24,7 @@ use identify::Identity;
 pub(crate) use lifetime::{Drops, Lifetimes, Trainers};
 pub(crate) use pins::{PinOrders, nothing_removed};
 pub(crate) use retire::cut;
+pub(crate) use slots::slot_capacity;
 pub(crate) use waiters::Waiters;
 
 use std::collections::BTreeSet;

@@ -7,11 +7,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use storaged_plan::LaneBlocks;
 use storaged_wire::local::{Keep, Reply};
 use storaged_wire::peer::{CheckpointKey, HighMark, PeerMessage, UnowedCause};
 use storaged_wire::pins::{NamespacePins, Pin, PinAnswer};
 use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId, Step};
 
+use super::slots::slot_capacity;
 use crate::api::{ConnId, Curation, DurablePolicy, Now, QueryId, RequestId};
 use crate::budget::Reservation;
 use crate::catalog::Checkpoint;
@@ -22,8 +24,8 @@ use crate::pins::{key_at, mark_of};
 /// A pin that all nodes are being told of.
 #[derive(Debug)]
 struct PinOrder {
-    /// Who wants it, if he is still there.
-    asker: Option<RequestId>,
+    /// Who wants it, and whoever has asked for the same meanwhile, as far as they are still there.
+    askers: Vec<RequestId>,
     key: CheckpointKey,
     owner: Owner,
     pin: Pin,
@@ -87,8 +89,7 @@ impl PinOrders {
 
     /// Requests that have not been answered.
     pub fn unanswered(&self) -> usize {
-        let asked = self.orders.values();
-        asked.filter(|order| order.asker.is_some()).count()
+        self.orders.values().map(|order| order.askers.len()).sum()
     }
 
     /// Somebody wants a step to stay, or to go by the policy again: in RAM if it is there, and in the durable tier.
@@ -119,16 +120,24 @@ impl PinOrders {
             keep,
         };
         let key = key_at(namespace, at);
-        // Asked for again, which may be because it has become durable: whatever nodes say now, it stays as it is in RAM.
         if keep == Keep::Pin && cx.is_pinned(&key) {
-            return cx.tell_tier(id, curation, Ok(()));
+            let deciding = self.deciding(&key, cx);
+            return match deciding.filter(|_| !planted!("pins_granted_before_they_are")) {
+                // Told that it is pinned, whoever asks would count on what may be taken back in a moment.
+                Some(order) => {
+                    order.askers.push(id);
+                    Ok(())
+                }
+                // Asked for again, which may be because it has become durable: whatever nodes say now, it stays as it is in RAM.
+                None => cx.tell_tier(id, curation, Ok(())),
+            };
         }
         let pin = match cx.pin_here(&key, owner, keep) {
             Ok(pin) => pin,
             Err(refusal) => return cx.tell_tier(id, curation, Err(refusal)),
         };
         let order = PinOrder {
-            asker: Some(id),
+            askers: vec![id],
             key,
             owner,
             pin,
@@ -142,6 +151,12 @@ impl PinOrders {
         self.orders.insert(query, order);
         self.advance(cx);
         Ok(())
+    }
+
+    /// The pin of a step that has not been decided yet, nor changed since.
+    fn deciding(&mut self, key: &CheckpointKey, cx: &Context) -> Option<&mut PinOrder> {
+        let mut orders = self.orders.values_mut();
+        orders.find(|order| order.key == *key && cx.goes_by(order))
     }
 
     /// Ends those whose nodes have all answered or gone down, or whose time is over.
@@ -179,7 +194,7 @@ impl PinOrders {
     /// Whoever asked is gone. The order goes on: broken off it would count on some nodes and not on others.
     pub fn forget_askers(&mut self, conn: ConnId) {
         for order in self.orders.values_mut() {
-            order.asker = order.asker.filter(|id| id.conn != conn);
+            order.askers.retain(|id| id.conn != conn);
         }
     }
 }
@@ -354,8 +369,10 @@ impl Context {
         let held = self.bytes_by_job();
         let of_job = held.get(&key.namespace).copied().unwrap_or(0);
         let here = self.bytes_here(key);
-        let to_come = self.bytes_to_come(key);
-        let of_step = here.max(to_come);
+        let of_step = here.saturating_add(self.bytes_to_come(key));
+        let to_come = self
+            .bytes_to_come(key)
+            .saturating_add(self.pinned_to_come(&key.namespace, Some(key)));
         let pinned = self.bytes_pinned(&key.namespace, Some(key)) + here;
         let left = self.budget.room_of(&key.namespace);
         let left = left.saturating_add(of_job.saturating_sub(pinned));
@@ -366,7 +383,9 @@ impl Context {
         }
         let beside = match others {
             0 => String::new(),
-            bytes => format!(", of which other jobs need {bytes} bytes for their own saves"),
+            bytes => format!(
+                ", of which other jobs need {bytes} bytes for their own saves and pinned steps"
+            ),
         };
         Some(format!(
             "it and two more steps must fit, which takes {needed} bytes more than is here, and {left} are left{beside}: raise memory.budget there{}",
@@ -380,15 +399,43 @@ impl Context {
         checkpoint.map_or(0, |it| self.bytes_of(it))
     }
 
-    /// What a step takes that this node has let go and will be given back: as much as the newest one of its job, nobody tells how much it was.
+    /// What a step will take beside what is here of it, once it has been put back. Of one that this node has let go nobody tells how much it
+    /// was: as much as the newest one of its job.
     fn bytes_to_come(&self, key: &CheckpointKey) -> u64 {
-        let is_here = self.bytes_here(key) > 0;
-        let was_here = self.checkpoints.contains_key(key) || self.ends.of(key).is_some();
-        if is_here || !was_here || planted!("pins_come_back_without_room") {
+        if planted!("pins_come_back_without_room") {
             return 0;
         }
+        if let Some(checkpoint) = self.checkpoints.get(key) {
+            return self.bytes_lacked_here(checkpoint);
+        }
         let newest = self.newest_safe(&key.namespace);
-        newest.map_or(0, |newest| self.bytes_here(&newest))
+        let let_go = self.ends.of(key).and(newest);
+        let_go.map_or(0, |newest| self.bytes_here(&newest))
+    }
+
+    /// The same of the pinned steps of a job, but for one of them. Each may be pinned while the others are not back yet: were those not counted,
+    /// together they would leave no room for saves.
+    fn pinned_to_come(&self, namespace: &Namespace, but: Option<&CheckpointKey>) -> u64 {
+        let pinned = self.pinned_marks(namespace).into_iter();
+        let keys = pinned.map(|at| key_at(namespace, at));
+        let counted = keys.filter(|key| Some(key) != but);
+        counted.map(|key| self.bytes_to_come(&key)).sum()
+    }
+
+    /// What the blocks take of this node's budget that belong here and are not.
+    fn bytes_lacked_here(&self, checkpoint: &Checkpoint) -> u64 {
+        let Some(manifest) = checkpoint.manifest.as_ref() else {
+            return 0;
+        };
+        let missing = self.own_missing(checkpoint);
+        let bytes = missing.iter().filter_map(|(lane, block)| {
+            let lane = LaneBlocks::of(manifest, *lane)?;
+            match lane.data.get(*block) {
+                Some(shard) => shard.as_ref().map(|shard| slot_capacity(shard.length)),
+                None => Some(lane.length),
+            }
+        });
+        bytes.sum()
     }
 
     /// What the pinned steps of a job take, but for one of them.
@@ -398,19 +445,26 @@ impl Context {
         counted.map(|key| self.bytes_here(&key)).sum()
     }
 
-    /// What the other jobs that save here have yet to reserve, until each has room for two steps: its newest one, and the one that it saves.
-    /// Other tenants' are not counted: what they may have beside this one is theirs by their guarantees.
+    /// What the other jobs have yet to reserve: of those that save here until each has room for two steps, its newest one and the one that it
+    /// saves; and of all what is pinned and to come back. Other tenants' are not counted: what they may have beside this one is theirs by
+    /// their guarantees.
     fn lacked_by_other_jobs(&self, of: &Namespace, held: &BTreeMap<Namespace, u64>) -> u64 {
-        let others = held
-            .iter()
-            .filter(|(job, _)| *job != of && job.tenant() == of.tenant() && self.is_in_use(job));
-        let lacked = others.map(|(job, bytes)| {
-            let newest = self.newest_safe(job);
-            let of_step = newest.map_or(0, |key| self.bytes_here(&key));
-            let unpinned = bytes.saturating_sub(self.bytes_pinned(job, None));
-            of_step.saturating_mul(2).saturating_sub(unpinned)
+        let jobs = self.namespaces.keys();
+        let others = jobs.filter(|job| *job != of && job.tenant() == of.tenant());
+        let lacked = others.map(|job| {
+            let held = held.get(job).copied().filter(|_| self.is_in_use(job));
+            let for_saves = held.map_or(0, |bytes| self.lacked_for_saves(job, bytes));
+            for_saves.saturating_add(self.pinned_to_come(job, None))
         });
         lacked.sum()
+    }
+
+    /// What a job that has so many bytes here lacks for two steps.
+    fn lacked_for_saves(&self, job: &Namespace, bytes: u64) -> u64 {
+        let newest = self.newest_safe(job);
+        let of_step = newest.map_or(0, |key| self.bytes_here(&key));
+        let unpinned = bytes.saturating_sub(self.bytes_pinned(job, None));
+        of_step.saturating_mul(2).saturating_sub(unpinned)
     }
 
     /// What a checkpoint takes of this node's budget.
@@ -427,21 +481,34 @@ impl Context {
         if order.pin.pinned
             && let Some(refusal) = self.objection_to_pin(&order)
         {
-            let undone = self.pin_here(&order.key, order.owner, Keep::Unpin);
-            if let Ok(pin) = undone {
-                self.send_all(&PeerMessage::Pins(None, order.saying(pin)));
+            // What was pinned anew since is another's, who is told that it is.
+            if self.goes_by(&order) || planted!("pins_taken_back_by_others") {
+                self.take_back(&order);
             }
-            return self.end_asked(&order, Err(refusal));
+            return self.end_asked(&order, &Err(refusal));
         }
-        self.end_asked(&order, Ok(()));
+        self.end_asked(&order, &Ok(()));
     }
 
-    fn end_asked(&mut self, order: &PinOrder, in_ram: Result<(), Refusal>) {
-        let Some(id) = order.asker else {
-            return;
-        };
-        if let Err(refusal) = self.tell_tier(id, order.curation.clone(), in_ram) {
-            self.reply(id, Reply::Refused(refusal));
+    /// Whether nothing was changed since.
+    fn goes_by(&self, order: &PinOrder) -> bool {
+        let table = self.namespaces.get(&order.key.namespace);
+        table.is_some_and(|table| table.pins.is_last(&order.pin))
+    }
+
+    fn take_back(&mut self, order: &PinOrder) {
+        let undone = self.pin_here(&order.key, order.owner, Keep::Unpin);
+        if let Ok(pin) = undone {
+            self.send_all(&PeerMessage::Pins(None, order.saying(pin)));
+        }
+    }
+
+    fn end_asked(&mut self, order: &PinOrder, in_ram: &Result<(), Refusal>) {
+        for id in &order.askers {
+            let told = self.tell_tier(*id, order.curation.clone(), in_ram.clone());
+            if let Err(refusal) = told {
+                self.reply(*id, Reply::Refused(refusal));
+            }
         }
     }
 

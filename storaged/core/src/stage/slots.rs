@@ -16,6 +16,11 @@ use crate::limits;
 /// Slots grow in whole huge pages, so that a shard that grows a little still fits.
 pub const SLOT_GRAIN_BYTES: u64 = 2 << 20;
 
+/// Bytes of the slot that is made for so many.
+pub(crate) fn slot_capacity(bytes: u64) -> u64 {
+    bytes.max(1).next_multiple_of(SLOT_GRAIN_BYTES)
+}
+
 /// What came of asking for a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Grant {
@@ -126,7 +131,7 @@ impl Context {
         bytes: u64,
         used_for: SlotUse,
     ) -> Result<SlotId, NoRoom> {
-        let capacity = bytes.max(1).next_multiple_of(SLOT_GRAIN_BYTES);
+        let capacity = slot_capacity(bytes);
         let slot = SlotId::new(self.fresh());
         self.reserve(Reservation::Slot(slot), capacity, namespace)?;
         self.slots.insert(
@@ -325,7 +330,7 @@ impl Context {
             |attached: &Attached, rank| self.slots_that_count(&attached.namespace, rank) < most;
         match self.trainer(id) {
             Ok((attached, _, rank, _)) if may_have_more(&attached, rank) => {
-                let capacity = bytes.max(1).next_multiple_of(SLOT_GRAIN_BYTES);
+                let capacity = slot_capacity(bytes);
                 let of = attached.namespace;
                 let no_room = self.budget.no_room(capacity, &of);
                 self.no_budget(capacity, &no_room.to_string(), &of)

@@ -157,13 +157,15 @@ impl World {
             .iter()
             .filter(|(node, it)| it.state >= CheckpointState::Protected && self.sees_most(*node));
         let said = said.map(|(_, it)| it.bears.map_or(m, |bears| bears as usize).min(m));
-        let said = said.max().unwrap_or(0);
+        // Of a process that is paused, and of one that is cut off from most others, nobody learns that what it showed last was lost since.
+        let said = said.max();
         let bears = |losses| sets(&up, losses).all(|lost| self.is_whole_without(name, all, lost));
-        let as_said = bears(said);
+        let as_said = said.is_none_or(bears);
         let mut stays = all.clone();
         self.keep_what_stays(&mut stays);
         let stay = |losses| sets(&up, losses).all(|lost| self.is_whole_without(name, &stays, lost));
-        let (stays_as_said, fully) = (stay(said), stay(m));
+        let stays_as_said = said.is_some_and(|said| said > 0 && stay(said));
+        let fully = stay(m);
         let durable = self.tier.published.contains_key(&key);
         let equal = self.month().scenario.unequal == Unequal::Nothing;
         let rots = self.has_rot();
@@ -175,10 +177,15 @@ impl World {
         }
         let floor = promises.floors.get(namespace);
         let is_newer = floor.is_none_or(|floor| floor.key < key);
-        if fully || (stays_as_said && is_newer && said > 0) {
+        let borne = if fully {
+            Some(m)
+        } else {
+            said.filter(|_| stays_as_said && is_newer)
+        };
+        if let Some(bears) = borne {
             let floor = Floor {
                 key: key.clone(),
-                bears: if fully { m } else { said },
+                bears,
                 lost: BTreeSet::new(),
             };
             promises.floors.insert(namespace.clone(), floor);
@@ -186,9 +193,9 @@ impl World {
         if as_said || !equal {
             promises.doubts.remove(namespace);
         }
-        if as_said || durable || !equal {
+        let Some(said) = said.filter(|_| !as_said && !durable && equal) else {
             return;
-        }
+        };
         // Of whichever step: a word that is wrong of each for as long as it is the newest is wrong.
         let new = Doubt {
             since: now,
