@@ -135,6 +135,10 @@ pub const RELAY_NAMES_MAX: usize = 8_192;
 /// All parcels that are kept for others, and all that are on their way here: each at most so many bytes.
 pub const PARCELS_BYTES_MAX: u64 = 256 << 20;
 
+/// Those that one peer alone has: were it all of them, others' would wait for what never comes. A commit of a hundred thousand ranks and what
+/// describes it are shorter.
+pub const PARCEL_BYTES_PER_PEER_MAX: u64 = PARCELS_BYTES_MAX / 2;
+
 /// So many parcels may be on their way here at once: each is looked at with every message that brings a page.
 pub const PARCELS_COMING_MAX: usize = 256;
 
