@@ -167,14 +167,14 @@ impl Context {
             .iter()
             .filter(is_new)
             .fold(0_u64, |sum, it| sum.saturating_add(it.length));
-        let first = self.budget.add_records(bytes, of);
+        let first = self.budget.add_description(bytes, of);
         if bytes == 0 || first.is_ok() {
             return Ok(());
         }
         let still_named = self.enclosures_named();
         self.enclosures.sweep_given_by(tenant_of(of), &still_named);
         self.count_records();
-        self.budget.add_records(bytes, of)
+        self.budget.add_description(bytes, of)
     }
 
     fn is_here_or_coming(&self, it: &Enclosure) -> bool {
