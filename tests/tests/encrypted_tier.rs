@@ -381,5 +381,12 @@ fn a_key_service_that_hangs_at_a_reload_holds_nothing_up() -> Result<()> {
     reloaded(2)?;
     let second = hanging(&system)?;
     wait_for_end(&first)?;
-    stop_with(&mut system, &second, Duration::from_secs(20))
+    stop_with(&mut system, &second, Duration::from_secs(20))?;
+    let log = fs::read_to_string(system.cluster.log(0))?;
+    let mut faults = log
+        .lines()
+        .filter(|line| line.contains(" ERROR ") || line.contains(" WARN "));
+    let fault = faults.find(|line| line.contains("key"));
+    ensure!(fault.is_none(), "nothing is wrong: {fault:?}");
+    Ok(())
 }

@@ -85,7 +85,40 @@ struct Reserved {
 struct TenantBytes {
     share: MemoryShare,
     reserved: u64,
-    records: u64,
+    records: TenantRecords,
+}
+
+/// What a tenant has of records.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct TenantRecords {
+    /// Schemas and torch metadata of its steps.
+    pub descriptions: u64,
+    /// Manifests and tables.
+    pub others: u64,
+}
+
+/// What each tenant may have beside the budget.
+#[derive(Debug, Clone, Copy)]
+struct Allowance {
+    all: u64,
+    others: u64,
+}
+
+impl TenantRecords {
+    fn all(self) -> u64 {
+        self.descriptions.saturating_add(self.others)
+    }
+
+    /// What of them lies beside the budget.
+    fn beside(self, allowed: Allowance) -> u64 {
+        let others = self.others.min(allowed.others);
+        others.saturating_add(self.descriptions).min(allowed.all)
+    }
+
+    /// And what counts in it.
+    fn counted(self, allowed: Allowance) -> u64 {
+        self.all().saturating_sub(self.beside(allowed))
+    }
 }
 
 impl TenantBytes {
@@ -93,14 +126,13 @@ impl TenantBytes {
         self.share.most.unwrap_or(u64::MAX)
     }
 
-    /// What it has of the budget, where so many bytes of records are free.
-    fn taken(&self, free: u64) -> u64 {
-        let records = self.records.saturating_sub(free);
-        self.reserved.saturating_add(records)
+    /// What it has of the budget, where records may have so much beside it.
+    fn taken(&self, allowed: Allowance) -> u64 {
+        self.reserved.saturating_add(self.records.counted(allowed))
     }
 
-    fn kept_free(&self, free: u64) -> u64 {
-        self.share.guaranteed.saturating_sub(self.taken(free))
+    fn kept_free(&self, allowed: Allowance) -> u64 {
+        self.share.guaranteed.saturating_sub(self.taken(allowed))
     }
 }
 
@@ -111,17 +143,16 @@ pub(crate) fn tenant_of(namespace: &Namespace) -> &str {
 /// Bytes of records, and whose they are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct RecordBytes {
-    pub of_tenants: BTreeMap<Box<str>, u64>,
+    pub of_tenants: BTreeMap<Box<str>, TenantRecords>,
     pub of_nobody: u64,
 }
 
 impl RecordBytes {
-    /// Some more, of a tenant if they are one's.
-    pub fn add(&mut self, of: Option<&str>, bytes: u64) {
-        match of {
-            Some(tenant) => *self.of_tenants.entry(tenant.into()).or_default() += bytes,
-            None => self.of_nobody += bytes,
-        }
+    /// Some more of a tenant.
+    pub fn add(&mut self, tenant: &str, more: TenantRecords) {
+        let records = self.of_tenants.entry(tenant.into()).or_default();
+        records.descriptions += more.descriptions;
+        records.others += more.others;
     }
 }
 
@@ -167,8 +198,12 @@ impl Budget {
     }
 
     /// Bytes of records that each tenant may have beside the budget: one that has many does not use up the others' part.
-    fn records_free(&self) -> u64 {
-        limits::RECORDS_FREE_BYTES / self.tenants.len().max(1) as u64
+    fn allowance(&self) -> Allowance {
+        let tenants = self.tenants.len().max(1) as u64;
+        Allowance {
+            all: limits::RECORDS_FREE_BYTES / tenants,
+            others: limits::TABLES_FREE_BYTES / tenants,
+        }
     }
 
     fn tenant(&self, of: &Namespace) -> Option<&TenantBytes> {
@@ -176,8 +211,8 @@ impl Budget {
     }
 
     fn taken_by(&self, of: &Namespace) -> u64 {
-        let free = self.records_free();
-        self.tenant(of).map_or(0, |it| it.taken(free))
+        let allowed = self.allowance();
+        self.tenant(of).map_or(0, |it| it.taken(allowed))
     }
 
     fn reserved_by_all(&self) -> u64 {
@@ -191,10 +226,10 @@ impl Budget {
 
     /// What records take of the budget.
     pub fn records_counted(&self) -> u64 {
-        let free = self.records_free();
+        let allowed = self.allowance();
         let all = || self.tenants.values().map(|it| it.records);
-        let above: u64 = all().map(|records| records.saturating_sub(free)).sum();
-        let beside: u64 = all().map(|records| records.min(free)).sum();
+        let above: u64 = all().map(|records| records.counted(allowed)).sum();
+        let beside: u64 = all().map(|records| records.beside(allowed)).sum();
         let left = limits::RECORDS_FREE_BYTES.saturating_sub(beside);
         above + self.records_of_nobody.saturating_sub(left)
     }
@@ -222,8 +257,9 @@ impl Budget {
         let in_use = reserved
             .saturating_add(self.kept_from(namespace))
             .saturating_add(self.taken_by(namespace));
-        let free = self.records_free();
-        let left = self.tenant(namespace).map_or(0, |it| it.kept_free(free));
+        let allowed = self.allowance();
+        let left = self.tenant(namespace);
+        let left = left.map_or(0, |it| it.kept_free(allowed));
         left.min(self.total.saturating_sub(in_use))
     }
 
@@ -243,9 +279,9 @@ impl Budget {
         if planted!("guarantees_ignored") {
             return 0;
         }
-        let (own, free) = (tenant_of(namespace), self.records_free());
+        let (own, allowed) = (tenant_of(namespace), self.allowance());
         let others = self.tenants.iter().filter(|(name, _)| ***name != *own);
-        let kept = others.map(|(_, tenant)| tenant.kept_free(free));
+        let kept = others.map(|(_, tenant)| tenant.kept_free(allowed));
         kept.fold(0, u64::saturating_add)
     }
 
@@ -263,7 +299,7 @@ impl Budget {
 
     /// Bytes of all records.
     pub fn records(&self) -> u64 {
-        let of_tenants: u64 = self.tenants.values().map(|it| it.records).sum();
+        let of_tenants: u64 = self.tenants.values().map(|it| it.records.all()).sum();
         of_tenants + self.records_of_nobody
     }
 
@@ -271,20 +307,23 @@ impl Budget {
     pub fn set_records(&mut self, counted: RecordBytes) {
         self.records_of_nobody = counted.of_nobody;
         for tenant in self.tenants.values_mut() {
-            tenant.records = 0;
+            tenant.records = TenantRecords::default();
         }
-        for (tenant, bytes) in counted.of_tenants {
-            self.tenants.entry(tenant).or_default().records = bytes;
+        for (tenant, records) in counted.of_tenants {
+            self.tenants.entry(tenant).or_default().records = records;
         }
     }
 
-    /// Lets in records of a job before they are kept, or says why not. What is counted next replaces this.
-    pub fn add_records(&mut self, bytes: u64, of: &Namespace) -> Result<(), NoRoom> {
+    /// Lets in a description of a job before it is kept, or says why not. What is counted next replaces this.
+    pub fn add_description(&mut self, bytes: u64, of: &Namespace) -> Result<(), NoRoom> {
         self.tenants.entry(tenant_of(of).into()).or_default();
-        let (free, before) = (self.records_free(), self.tenant(of).map(|it| it.records));
+        let (allowed, before) = (self.allowance(), self.tenant(of).map(|it| it.records));
         let before = before.unwrap_or_default();
-        let after = before.saturating_add(bytes);
-        let more = after.saturating_sub(free) - before.saturating_sub(free);
+        let after = TenantRecords {
+            descriptions: before.descriptions.saturating_add(bytes),
+            ..before
+        };
+        let more = after.counted(allowed) - before.counted(allowed);
         if more > self.room_of(of) {
             return Err(self.no_room(more, of));
         }
@@ -347,8 +386,8 @@ impl Budget {
 
     /// Bytes that each tenant has, and its share.
     pub fn by_tenant(&self) -> impl Iterator<Item = (&str, u64, MemoryShare)> {
-        let (all, free) = (self.tenants.iter(), self.records_free());
-        all.map(move |(name, tenant)| (&**name, tenant.taken(free), tenant.share))
+        let (all, allowed) = (self.tenants.iter(), self.allowance());
+        all.map(move |(name, tenant)| (&**name, tenant.taken(allowed), tenant.share))
     }
 
     /// Gives bytes back.
@@ -433,11 +472,41 @@ mod tests {
         assert!(budget.is_above_guarantee(&blue));
     }
 
+    fn descriptions(bytes: u64) -> TenantRecords {
+        TenantRecords {
+            descriptions: bytes,
+            others: 0,
+        }
+    }
+
     /// Red and blue have half of the free records each.
     fn records_of_red(bytes: u64) -> RecordBytes {
         let mut records = RecordBytes::default();
-        records.add(Some("red"), limits::RECORDS_FREE_BYTES / 2 + bytes);
+        records.add("red", descriptions(limits::RECORDS_FREE_BYTES / 2 + bytes));
         records
+    }
+
+    /// As where the slots of large shards fill the budget, and their tables all that is beside it.
+    #[test]
+    fn a_description_has_room_beside_a_full_budget_and_any_number_of_tables() {
+        let (mut budget, job) = (Budget::new(10, &BTreeMap::new()), job("job"));
+        budget.reserve(set(1), 10, &job).unwrap();
+        let others = 3 * limits::RECORDS_FREE_BYTES;
+        let mut records = RecordBytes::default();
+        records.add(
+            "",
+            TenantRecords {
+                descriptions: 0,
+                others,
+            },
+        );
+        budget.set_records(records);
+        let used = budget.used();
+        assert_eq!(used, 10 + others - limits::TABLES_FREE_BYTES);
+        let most = limits::DESCRIPTIONS_FREE_BYTES;
+        budget.add_description(most, &job).unwrap();
+        assert_eq!((budget.used(), budget.free()), (used, 0));
+        assert!(budget.add_description(1, &job).is_err());
     }
 
     #[test]
@@ -457,7 +526,7 @@ mod tests {
     fn a_tenants_records_count_in_what_it_may_have() {
         let (mut budget, blue) = (shared(), job("blue~a"));
         let mut records = RecordBytes::default();
-        records.add(Some("blue"), limits::RECORDS_FREE_BYTES + 5);
+        records.add("blue", descriptions(limits::RECORDS_FREE_BYTES + 5));
         budget.set_records(records);
         assert!(budget.is_above_guarantee(&blue));
         let refusal = budget.reserve(set(1), 2, &blue).unwrap_err();
@@ -469,14 +538,14 @@ mod tests {
     fn records_are_let_in_as_far_as_there_is_room_and_never_counted_twice() {
         let (mut budget, blue, red) = (shared(), job("blue~a"), job("red~a"));
         let half = limits::RECORDS_FREE_BYTES / 2;
-        budget.add_records(half + 5, &red).unwrap();
+        budget.add_description(half + 5, &red).unwrap();
         assert_eq!((budget.room_of(&red), budget.room_of(&blue)), (1, 5));
-        assert!(budget.add_records(2, &red).is_err());
-        budget.add_records(1, &red).unwrap();
+        assert!(budget.add_description(2, &red).is_err());
+        budget.add_description(1, &red).unwrap();
         budget.set_records(records_of_red(6));
         assert_eq!((budget.used(), budget.room_of(&blue)), (6, 4));
         // Blue has its own part of what is free.
-        budget.add_records(half + 4, &blue).unwrap();
-        assert!(budget.add_records(1, &blue).is_err());
+        budget.add_description(half + 4, &blue).unwrap();
+        assert!(budget.add_description(1, &blue).is_err());
     }
 }

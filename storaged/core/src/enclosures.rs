@@ -10,7 +10,7 @@ use storaged_wire::{
     NodeName, SharedBytes,
 };
 
-use crate::api::Now;
+use crate::api::{FalseStatement, Now};
 use crate::budget::{NoRoom, tenant_of};
 use crate::catalog::{Checkpoint, Description};
 use crate::context::Context;
@@ -167,18 +167,18 @@ impl Context {
             .iter()
             .filter(is_new)
             .fold(0_u64, |sum, it| sum.saturating_add(it.length));
-        let first = self.budget.add_records(bytes, of);
+        let first = self.budget.add_description(bytes, of);
         if bytes == 0 || first.is_ok() {
             return Ok(());
         }
         let still_named = self.enclosures_named();
         self.enclosures.sweep_given_by(tenant_of(of), &still_named);
         self.count_records();
-        self.budget.add_records(bytes, of)
+        self.budget.add_description(bytes, of)
     }
 
     fn is_here_or_coming(&self, it: &Enclosure) -> bool {
-        self.enclosures.has(it.digest) || self.parcels.may_come(it.digest)
+        self.enclosures.has(it.digest) || self.parcels.may_come(it)
     }
 
     /// Fetches what is not here of these, from the nodes that are said to hold it, in this order.
@@ -190,8 +190,13 @@ impl Context {
             .cloned()
             .collect();
         for enclosure in named {
-            if !enclosure.is_empty() && !self.enclosures.has(enclosure.digest) {
-                self.parcels.want(*enclosure, &from);
+            let is_wanted = !enclosure.is_empty() && !self.enclosures.has(enclosure.digest);
+            // Of several none is to blame: they are asked for what another one has named.
+            if is_wanted
+                && self.parcels.want(*enclosure, &from).is_err()
+                && let [alone] = &from[..]
+            {
+                self.is_false(&alone.clone(), FalseStatement::TooMuch);
             }
         }
         self.fetch_parcels();
@@ -202,7 +207,7 @@ impl Context {
         let mut lacking = manifest
             .enclosures()
             .filter(|it| !self.enclosures.holds(it));
-        lacking.all(|it| self.parcels.may_come(it.digest))
+        lacking.all(|it| self.parcels.may_come(&it))
     }
 
     /// One that was wanted is here, and is what its name says.

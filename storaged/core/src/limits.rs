@@ -125,6 +125,13 @@ pub const RELAY_FAN_OUT: usize = 2;
 /// Manifests, descriptions and tables may take so much beside the budget, those of each tenant an equal part; what is above counts in it.
 pub const RECORDS_FREE_BYTES: u64 = 64 << 20;
 
+/// Of that so much only descriptions may take. Slots that fill the budget leave nothing in it, and tables of large shards take all that is
+/// beside it: the description of a step whose shards are sealed would have no room, and the save would fail after all was copied.
+pub const DESCRIPTIONS_FREE_BYTES: u64 = 16 << 20;
+
+/// And so much manifests and tables.
+pub const TABLES_FREE_BYTES: u64 = RECORDS_FREE_BYTES - DESCRIPTIONS_FREE_BYTES;
+
 /// What a node keeps of a chunk of a shard in its tables: digest and fingerprint.
 pub const TABLE_BYTES_PER_CHUNK: u64 =
     (size_of::<storaged_wire::Digest>() + size_of::<storaged_codec::Fingerprint>()) as u64;
@@ -134,6 +141,10 @@ pub const RELAY_NAMES_MAX: usize = 8_192;
 
 /// All parcels that are kept for others, and all that are on their way here: each at most so many bytes.
 pub const PARCELS_BYTES_MAX: u64 = 256 << 20;
+
+/// Those that one peer alone has: were it all of them, others' would wait for what never comes. A commit of a hundred thousand ranks and what
+/// describes it are shorter.
+pub const PARCEL_BYTES_PER_PEER_MAX: u64 = PARCELS_BYTES_MAX / 2;
 
 /// So many parcels may be on their way here at once: each is looked at with every message that brings a page.
 pub const PARCELS_COMING_MAX: usize = 256;

@@ -6,13 +6,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use minicbor::bytes::ByteVec;
 use storaged_codec::digest;
 use storaged_wire::peer::{CheckpointKey, ParcelPlace, PeerMessage, Relay, SessionKind};
-use storaged_wire::{Digest, NodeName, SharedBytes, encode};
+use storaged_wire::{Digest, Enclosure, NodeName, SharedBytes, encode};
 
-use crate::api::{MessageLimits, Note, Output, ParcelContents, ParcelFault, Preparation, QueryId};
+use crate::api::{
+    FalseStatement, MessageLimits, Note, Output, ParcelContents, ParcelFault, Preparation, QueryId,
+};
 use crate::context::Context;
 use crate::event::Event;
 use crate::limits;
-use crate::parcels::{EnclosureWish, Incoming, Notice, Relays};
+use crate::parcels::{EnclosureWish, Incoming, Notice, PageUse, Relays};
 
 impl Context {
     /// Hears a message about parcels; any other comes back.
@@ -26,7 +28,10 @@ impl Context {
                 parcel,
                 length,
                 relay,
-            } => self.parcel_told(from, parcel, length, relay),
+            } => {
+                let digest = parcel;
+                self.parcel_told(from, Enclosure { digest, length }, relay);
+            }
             PeerMessage::ParcelQuery(place) => self.parcel_asked(from, place),
             PeerMessage::ParcelPage { place, bytes } => self.parcel_page(from, place, &bytes),
             other => return Some(other),
@@ -91,18 +96,24 @@ impl Context {
     }
 
     /// A peer has something to say that does not fit a message.
-    fn parcel_told(&mut self, from: &NodeName, parcel: Digest, length: u64, relay: Option<Relay>) {
-        let now = self.now;
+    fn parcel_told(&mut self, from: &NodeName, named: Enclosure, relay: Option<Relay>) {
+        let (now, parcel) = (self.now, named.digest);
         let Some(kept) = self.parcels.kept(parcel, now) else {
-            self.parcels.told(from, parcel, length, relay);
+            if self.parcels.told(from, named, relay).is_err() {
+                self.is_false(from, FalseStatement::TooMuch);
+            }
             return self.fetch_parcels();
         };
         let (bytes, manifest) = (kept.bytes.clone(), kept.manifest);
+        let (said, is) = (named.length, bytes.len() as u64);
+        if said != is {
+            return self.is_false(from, FalseStatement::OtherLength { said, is });
+        }
         // Several home nodes say the same, and each wants an answer.
         let known = manifest.and_then(|name| Some((name, self.by_name.get(&name)?.clone())));
         let Some((name, key)) = known else {
-            let is_opening = self.parcels.is_opening(parcel);
-            self.parcels.told_again(from, parcel, length, relay);
+            let is_opening = self.parcels.is_opening(&named);
+            self.parcels.told_again(from, named, relay);
             if !is_opening {
                 self.prepare(Preparation::Open { parcel, bytes });
             }
@@ -111,7 +122,7 @@ impl Context {
         let teller = relay.as_ref().map_or(from, |relay| &relay.of).clone();
         self.say_stored(&teller, &key, name);
         if let Some(relay) = relay {
-            self.hand_on(parcel, length, BTreeMap::from([(relay.of, relay.to)]));
+            self.hand_on(parcel, is, BTreeMap::from([(relay.of, relay.to)]));
         }
     }
 
@@ -179,9 +190,17 @@ impl Context {
 
     /// A page has come.
     fn parcel_page(&mut self, from: &NodeName, place: ParcelPlace, bytes: &[u8]) {
-        if let Some(bytes) = self.parcels.take(from, place, bytes) {
-            let parcel = place.parcel;
-            self.prepare(Preparation::Open { parcel, bytes });
+        match self.parcels.take(from, place, bytes) {
+            PageUse::Part => {}
+            PageUse::Whole(bytes) => {
+                let parcel = place.parcel;
+                self.prepare(Preparation::Open { parcel, bytes });
+            }
+            PageUse::Beyond { told } => {
+                let node = from.clone();
+                let reason = format!("sent more than the {told} bytes of a parcel that it told of");
+                self.note(Note::PeerFault { node, reason });
+            }
         }
         self.fetch_parcels();
     }
@@ -199,8 +218,11 @@ impl Context {
         bytes: SharedBytes,
         outcome: Result<ParcelContents, ParcelFault>,
     ) {
+        let length = bytes.len() as u64;
+        let digest = parcel;
+        let named = Enclosure { digest, length };
         if matches!(outcome, Err(ParcelFault::Digest)) && !planted!("enclosures_unproven") {
-            self.parcels.was_wrong(parcel);
+            self.parcels.was_wrong(named);
             return self.fetch_parcels();
         }
         let Some(Incoming {
@@ -208,7 +230,7 @@ impl Context {
             tellers,
             relays,
             ..
-        }) = self.parcels.opened(parcel)
+        }) = self.parcels.opened(&named)
         else {
             return;
         };
@@ -218,7 +240,6 @@ impl Context {
         if tellers.is_empty() && relays.is_empty() {
             return;
         }
-        let length = bytes.len() as u64;
         self.parcels.keep(parcel, bytes, self.now);
         match outcome {
             Err(fault) => self.parcel_is_wrong(tellers, &fault),

@@ -284,6 +284,7 @@ impl Node {
     fn repeat(&mut self) {
         self.restores.repeat_plans(&mut self.cx);
         self.runs.repeat_proposals(&mut self.cx);
+        self.cx.greetings_ask_again();
         self.cx.notice_gap();
         self.cx.wake_for_the_left();
         self.cx.give_up_old_commits();
@@ -331,15 +332,25 @@ impl Node {
 
     /// Hellos for names that this node does not know go on once it has heard what others know of them.
     fn let_in_who_waits(&mut self) {
-        for Greeting { said, found, .. } in self.cx.take_greetings() {
+        for greeting in self.cx.take_greetings() {
+            let Greeting {
+                said, since, found, ..
+            } = greeting;
+            // A tier that has been silent so far has no new time for the next question.
+            let since = found.as_ref().map_or(since, |_| self.cx.now);
             let admitted = self.cx.hello(&said, &found.unwrap_or_default());
-            self.admitted(said.id, admitted);
+            self.admitted(said.id, admitted, since);
         }
     }
 
-    fn admitted(&mut self, id: RequestId, outcome: Result<Option<TrainerHello>, Refusal>) {
+    fn admitted(
+        &mut self,
+        id: RequestId,
+        outcome: Result<Option<TrainerHello>, Refusal>,
+        since: Now,
+    ) {
         match outcome {
-            Ok(unknown) => self.runs.hellos_wait(id, unknown, &mut self.cx),
+            Ok(unknown) => self.runs.hellos_wait(id, unknown, since, &mut self.cx),
             Err(refusal) => self.cx.reply(id, Reply::Refused(refusal)),
         }
     }
@@ -364,7 +375,7 @@ impl Node {
             token,
             role,
         });
-        self.admitted(id, admitted);
+        self.admitted(id, admitted, self.cx.now);
     }
 
     fn request_after_hello(&mut self, id: RequestId, request: Request) {

@@ -4,11 +4,13 @@
 //! the link that carries them, for ever.
 //!
 //! So what is larger than [`crate::MessageLimits::inline`] is encoded once and kept; the peer is told its digest and length, and
-//! fetches it page by page. A digest that comes from several nodes is fetched once, and counts as said by each of them.
+//! fetches it page by page. A digest that comes from several nodes is fetched once, and counts as said by each of them. No digest proves
+//! a length: what is told of under one digest with two lengths are two parcels, so that a forged length spoils none but its own.
 //! What a manifest names and does not carry (`enclosures`) is fetched in the same way, from whoever holds it.
 //! Nothing here is certain to arrive: a sender that still cares says it again, as it does with any message.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use storaged_wire::peer::{ParcelPlace, Relay};
 use storaged_wire::{Digest, Enclosure, NodeName, SharedBytes};
@@ -21,9 +23,9 @@ use crate::sources::Sources;
 #[derive(Debug, Default)]
 pub(crate) struct Parcels {
     kept: BTreeMap<Digest, KeptParcel>,
-    coming: BTreeMap<Digest, Incoming>,
+    coming: BTreeMap<Enclosure, Incoming>,
     /// Whole ones that are being read.
-    opening: BTreeMap<Digest, Incoming>,
+    opening: BTreeMap<Enclosure, Incoming>,
     /// Wanted, and nobody who was asked has it.
     given_up: BTreeSet<Digest>,
 }
@@ -47,17 +49,32 @@ pub(crate) struct KeptParcel {
 }
 
 /// Whether what comes is something that manifests name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum EnclosureWish {
     /// It is only what nodes tell of.
+    #[default]
     NotWanted,
     Wanted,
 }
 
+/// A peer alone has told of as much as it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ToldTooMuch;
+
+/// What a page was good for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum PageUse {
+    /// Nothing, or more pages are to come.
+    Part,
+    /// The parcel is whole; whether it is what its name says is not known yet.
+    Whole(SharedBytes),
+    /// Whoever has told of so many bytes sends more.
+    Beyond { told: u64 },
+}
+
 /// A parcel on its way here.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Incoming {
-    length: u64,
     pub enclosure: EnclosureWish,
     sources: Sources,
     /// Who says so.
@@ -96,11 +113,15 @@ impl Parcels {
 
     /// Bytes of all that is here and on its way. What is wanted will be here as a whole, and so is what is being read.
     pub fn lengths(&self) -> BTreeMap<Digest, u64> {
+        let mut lengths: BTreeMap<Digest, u64> = BTreeMap::new();
+        for (named, incoming) in &self.coming {
+            *lengths.entry(named.digest).or_default() += incoming.takes(named);
+        }
+        let opening = self.opening.keys().map(|it| (it.digest, it.length));
         let kept = self.kept.iter();
         let kept = kept.map(|(name, kept)| (*name, kept.bytes.len() as u64));
-        let coming = self.coming.iter().map(|(name, it)| (*name, it.takes()));
-        let opening = self.opening.iter().map(|(name, it)| (*name, it.length));
-        coming.chain(opening).chain(kept).collect()
+        lengths.extend(opening.chain(kept));
+        lengths
     }
 
     /// Drops those that go soonest until the rest fits.
@@ -117,81 +138,96 @@ impl Parcels {
     }
 
     /// A node says that it has something for this one.
-    pub fn told(&mut self, from: &NodeName, name: Digest, length: u64, relay: Option<Relay>) {
-        if let Some(opening) = self.opening.get_mut(&name) {
-            return opening.add_teller(from, relay);
+    pub fn told(
+        &mut self,
+        from: &NodeName,
+        named: Enclosure,
+        relay: Option<Relay>,
+    ) -> Result<(), ToldTooMuch> {
+        if let Some(opening) = self.opening.get_mut(&named) {
+            opening.add_teller(from, relay);
+            return Ok(());
         }
-        if !self.coming.contains_key(&name) && self.told_by(from) >= limits::PARCELS_PER_PEER_MAX {
-            return;
+        let known = self.coming.contains_key(&named);
+        if !known && self.alone_from(from).count() >= limits::PARCELS_PER_PEER_MAX {
+            return Ok(());
         }
-        if let Some(incoming) = self.comes(name, length) {
-            incoming.sources.add(from);
+        if let Some(incoming) = self.comes(named, std::slice::from_ref(from))? {
             incoming.add_teller(from, relay);
         }
+        Ok(())
     }
 
-    /// Parcels on their way here that nobody but this peer has told of: of so many, others have no room.
-    fn told_by(&self, peer: &NodeName) -> usize {
-        let all = self.coming.values();
-        all.filter(|it| it.sources.count() == 1 && it.sources.is_asked(peer))
-            .count()
+    /// Lengths of parcels on their way here that nobody but this peer has: of so many, others have no room.
+    fn alone_from(&self, peer: &NodeName) -> impl Iterator<Item = u64> {
+        let all = self.coming.iter();
+        let its = all.filter(|(_, it)| it.sources.count() == 1 && it.sources.is_asked(peer));
+        its.map(|(named, _)| named.length)
     }
 
     /// Something that a manifest names is wanted, from one of these nodes.
-    pub fn want(&mut self, Enclosure { digest, length }: Enclosure, from: &[NodeName]) {
-        if let Some(opening) = self.opening.get_mut(&digest) {
+    pub fn want(&mut self, named: Enclosure, from: &[NodeName]) -> Result<(), ToldTooMuch> {
+        if let Some(opening) = self.opening.get_mut(&named) {
             opening.enclosure = EnclosureWish::Wanted;
-            return;
+            return Ok(());
         }
-        if from.is_empty() {
-            return;
-        }
-        if let Some(incoming) = self.comes(digest, length) {
+        if let Some(incoming) = self.comes(named, from)? {
             incoming.enclosure = EnclosureWish::Wanted;
-            from.iter().for_each(|node| incoming.sources.add(node));
         }
+        Ok(())
     }
 
-    /// What is on its way under a name, if there is room for it.
-    fn comes(&mut self, name: Digest, length: u64) -> Option<&mut Incoming> {
-        let all = || self.coming.values().chain(self.opening.values());
-        let is_full = all().count() >= limits::PARCELS_COMING_MAX;
-        let coming: u64 = all().map(|incoming| incoming.length).sum();
-        let is_known = self.coming.contains_key(&name);
-        if !is_known && (is_full || coming.saturating_add(length) > limits::PARCELS_BYTES_MAX) {
-            return None;
+    /// What is on its way under a name from these nodes, if there is room for it. Room is taken by lengths that nobody has proved: one
+    /// peer that tells of the longest again and again and never sends it would else keep all others' from coming.
+    fn comes(
+        &mut self,
+        named: Enclosure,
+        from: &[NodeName],
+    ) -> Result<Option<&mut Incoming>, ToldTooMuch> {
+        if !self.coming.contains_key(&named) {
+            if let [alone] = from
+                && sum(self.alone_from(alone), named.length) > limits::PARCEL_BYTES_PER_PEER_MAX
+            {
+                return Err(ToldTooMuch);
+            }
+            let all = || self.coming.keys().chain(self.opening.keys());
+            let is_full = all().count() >= limits::PARCELS_COMING_MAX;
+            let bytes = sum(all().map(|it| it.length), named.length);
+            if is_full || from.is_empty() || bytes > limits::PARCELS_BYTES_MAX {
+                return Ok(None);
+            }
         }
-        let new = || Incoming::new(length);
-        Some(self.coming.entry(name).or_insert_with(new))
+        let incoming = self.coming.entry(named).or_default();
+        from.iter().for_each(|node| incoming.sources.add(node));
+        Ok(Some(incoming))
     }
 
     /// Whether something that was wanted may still come.
-    pub fn may_come(&self, name: Digest) -> bool {
-        self.coming.contains_key(&name) || self.opening.contains_key(&name)
+    pub fn may_come(&self, named: &Enclosure) -> bool {
+        self.coming.contains_key(named) || self.opening.contains_key(named)
     }
 
     /// A node tells of a parcel that is here and was of no use when it came: its bytes are read once more.
-    pub fn told_again(&mut self, from: &NodeName, name: Digest, length: u64, relay: Option<Relay>) {
-        let new = || Incoming::new(length);
-        let opening = self.opening.entry(name).or_insert_with(new);
+    pub fn told_again(&mut self, from: &NodeName, named: Enclosure, relay: Option<Relay>) {
+        let opening = self.opening.entry(named).or_default();
         opening.add_teller(from, relay);
     }
 
     /// Whether a parcel is being read.
-    pub fn is_opening(&self, name: Digest) -> bool {
-        self.opening.contains_key(&name)
+    pub fn is_opening(&self, named: &Enclosure) -> bool {
+        self.opening.contains_key(named)
     }
 
     /// A parcel has been read. Gives who told of it.
-    pub fn opened(&mut self, name: Digest) -> Option<Incoming> {
-        self.opening.remove(&name)
+    pub fn opened(&mut self, named: &Enclosure) -> Option<Incoming> {
+        self.opening.remove(named)
     }
 
     /// What was read is not what was told of: the next who has it is asked.
-    pub fn was_wrong(&mut self, name: Digest) {
-        if let Some(mut incoming) = self.opening.remove(&name) {
+    pub fn was_wrong(&mut self, named: Enclosure) {
+        if let Some(mut incoming) = self.opening.remove(&named) {
             incoming.next_source();
-            self.coming.insert(name, incoming);
+            self.coming.insert(named, incoming);
         }
     }
 
@@ -203,11 +239,11 @@ impl Parcels {
     ) -> Vec<(NodeName, ParcelPlace)> {
         let mut requests = Vec::new();
         let given_up = &mut self.given_up;
-        self.coming.retain(|name, incoming| {
+        self.coming.retain(|named, incoming| {
             incoming.skip_silent(now, &is_up);
             if let Some(source) = incoming.sources.ask(now) {
                 let place = ParcelPlace {
-                    parcel: *name,
+                    parcel: named.digest,
                     offset: incoming.bytes.len() as u64,
                 };
                 requests.push((source.clone(), place));
@@ -215,7 +251,7 @@ impl Parcels {
             // Whoever still wants it to be heard says so again.
             let may_come = incoming.sources.count() > 0;
             if !may_come && incoming.enclosure == EnclosureWish::Wanted {
-                given_up.insert(*name);
+                given_up.insert(named.digest);
             }
             may_come
         });
@@ -227,36 +263,55 @@ impl Parcels {
         std::mem::take(&mut self.given_up)
     }
 
-    /// A page has come. Gives the parcel once it is whole; whether it is what its name says is not known yet.
-    pub fn take(
-        &mut self,
-        from: &NodeName,
-        place: ParcelPlace,
-        page: &[u8],
-    ) -> Option<SharedBytes> {
-        let incoming = self.coming.get_mut(&place.parcel)?;
-        if !incoming.sources.is_asked(from) || place.offset != incoming.bytes.len() as u64 {
-            return None;
+    /// A page has come. It is one of each parcel of its digest that waits for it.
+    pub fn take(&mut self, from: &NodeName, place: ParcelPlace, page: &[u8]) -> PageUse {
+        let waits =
+            |it: &Incoming| it.sources.is_asked(from) && place.offset == it.bytes.len() as u64;
+        let of_name = self.coming.range(named_so(place.parcel));
+        let waiting: Vec<Enclosure> = of_name
+            .filter(|(_, incoming)| waits(incoming))
+            .map(|(named, _)| *named)
+            .collect();
+        let mut used = PageUse::Part;
+        for named in waiting {
+            match self.take_for(named, page) {
+                PageUse::Part => {}
+                other => used = other,
+            }
         }
-        let room = incoming.length - place.offset;
+        used
+    }
+
+    fn take_for(&mut self, named: Enclosure, page: &[u8]) -> PageUse {
+        let Some(incoming) = self.coming.get_mut(&named) else {
+            return PageUse::Part;
+        };
+        let room = named.length - incoming.bytes.len() as u64;
         if page.is_empty() || page.len() as u64 > room {
+            let is_told_by_it = incoming.enclosure == EnclosureWish::NotWanted;
             incoming.next_source();
-            return None;
+            return match page {
+                [_, ..] if is_told_by_it => PageUse::Beyond { told: named.length },
+                // Who names what a manifest has is not who sends it.
+                _ => PageUse::Part,
+            };
         }
         incoming.sources.answered();
         if incoming.bytes.is_empty() {
             // As a whole it stays where it is: all that comes is within `PARCELS_BYTES_MAX`.
-            let length = usize::try_from(incoming.length).unwrap_or_default();
+            let length = usize::try_from(named.length).unwrap_or_default();
             incoming.bytes.reserve_exact(length);
         }
         incoming.bytes.extend_from_slice(page);
-        if (incoming.bytes.len() as u64) < incoming.length {
-            return None;
+        if (incoming.bytes.len() as u64) < named.length {
+            return PageUse::Part;
         }
-        let mut whole = self.coming.remove(&place.parcel)?;
+        let Some(mut whole) = self.coming.remove(&named) else {
+            return PageUse::Part;
+        };
         let bytes = std::mem::take(&mut whole.bytes);
-        self.opening.insert(place.parcel, whole);
-        Some(bytes.into())
+        self.opening.insert(named, whole);
+        PageUse::Whole(bytes.into())
     }
 
     /// Forgets what nobody has spoken of for a while.
@@ -265,21 +320,21 @@ impl Parcels {
     }
 }
 
-impl Incoming {
-    fn new(length: u64) -> Self {
-        Self {
-            length,
-            enclosure: EnclosureWish::NotWanted,
-            sources: Sources::default(),
-            tellers: BTreeSet::new(),
-            relays: BTreeMap::new(),
-            bytes: Vec::new(),
-        }
-    }
+/// So many bytes more.
+fn sum(lengths: impl Iterator<Item = u64>, more: u64) -> u64 {
+    lengths.fold(more, u64::saturating_add)
+}
 
-    fn takes(&self) -> u64 {
+/// All parcels of a digest, whatever their length is said to be.
+fn named_so(digest: Digest) -> RangeInclusive<Enclosure> {
+    let of = |length| Enclosure { digest, length };
+    of(0)..=of(u64::MAX)
+}
+
+impl Incoming {
+    fn takes(&self, named: &Enclosure) -> u64 {
         match self.enclosure {
-            EnclosureWish::Wanted => self.length,
+            EnclosureWish::Wanted => named.length,
             EnclosureWish::NotWanted => self.bytes.len() as u64,
         }
     }

@@ -8,7 +8,7 @@ use std::mem::size_of;
 use storaged_codec::Fingerprint;
 use storaged_wire::Digest;
 
-use crate::budget::{RecordBytes, tenant_of};
+use crate::budget::{RecordBytes, TenantRecords, tenant_of};
 use crate::catalog::{Checkpoint, LocalShard};
 use crate::context::Context;
 
@@ -22,26 +22,62 @@ impl Context {
     /// Whose they are: a tenant's all that its checkpoints name, also where another one's name the same.
     fn records_by_tenant(&self) -> RecordBytes {
         let mut counted = RecordBytes::default();
-        let mut named: BTreeMap<&str, BTreeSet<Digest>> = BTreeMap::new();
+        let mut named: BTreeMap<&str, Named> = BTreeMap::new();
         for checkpoint in self.checkpoints.values() {
             let tenant = tenant_of(&checkpoint.key.namespace);
-            counted.add(Some(tenant), record_bytes(checkpoint));
-            let enclosures = checkpoint.named().into_iter().map(|it| it.digest);
-            let notices = checkpoint.parcels.values().map(|(name, _)| *name);
+            let others = record_bytes(checkpoint);
+            counted.add(
+                tenant,
+                TenantRecords {
+                    descriptions: 0,
+                    others,
+                },
+            );
             let names = named.entry(tenant).or_default();
-            names.extend(enclosures.chain(notices));
+            let enclosures = checkpoint.named().into_iter().map(|it| it.digest);
+            names.enclosures.extend(enclosures);
+            let notices = checkpoint.parcels.values().map(|(name, _)| *name);
+            names.notices.extend(notices);
         }
         let parcels = self.parcels.lengths();
+        let parcel = |name: &Digest| parcels.get(name).copied().unwrap_or(0);
         for (tenant, names) in &named {
-            let long = |name| self.enclosures.length(name) + parcels.get(name).unwrap_or(&0);
-            counted.add(Some(tenant), names.iter().map(long).sum());
+            let enclosure = |name| self.enclosures.length(name) + parcel(name);
+            let records = TenantRecords {
+                descriptions: names.enclosures.iter().map(enclosure).sum(),
+                others: names.notices.iter().map(parcel).sum(),
+            };
+            counted.add(tenant, records);
         }
-        let is_named = |name: &Digest| named.values().any(|names| names.contains(name));
-        let left = self.enclosures.given_by().filter(|it| !is_named(it.0));
-        left.for_each(|(_, by, bytes)| counted.add(by, bytes));
+        let is_named = |name: &Digest| named.values().any(|names| names.has(name));
+        for (_, by, bytes) in self.enclosures.given_by().filter(|it| !is_named(it.0)) {
+            match by {
+                Some(tenant) => counted.add(
+                    tenant,
+                    TenantRecords {
+                        descriptions: bytes,
+                        others: 0,
+                    },
+                ),
+                None => counted.of_nobody += bytes,
+            }
+        }
         let others = parcels.iter().filter(|(name, _)| !is_named(name));
-        others.for_each(|(_, bytes)| counted.add(None, *bytes));
+        counted.of_nobody += others.map(|(_, bytes)| bytes).sum::<u64>();
         counted
+    }
+}
+
+/// What the checkpoints of a tenant name.
+#[derive(Default)]
+struct Named {
+    enclosures: BTreeSet<Digest>,
+    notices: BTreeSet<Digest>,
+}
+
+impl Named {
+    fn has(&self, name: &Digest) -> bool {
+        self.enclosures.contains(name) || self.notices.contains(name)
     }
 }
 
@@ -68,7 +104,7 @@ mod tests {
     use storaged_wire::{Enclosed, SharedBytes};
 
     use crate::api::{Input, Now};
-    use crate::limits::RECORDS_FREE_BYTES;
+    use crate::limits::{RECORDS_FREE_BYTES, TABLES_FREE_BYTES};
     use crate::testkit::{hear, last_of, manifest};
 
     #[test]
@@ -89,7 +125,7 @@ mod tests {
             node.handle(Now(2_000 * step), Input::Tick);
             let (taken, records) = (before - node.budget_free(), node.ledger().records);
             assert!(records >= schema as u64, "{records} after step {step}");
-            let counted = records.saturating_sub(RECORDS_FREE_BYTES);
+            let counted = records.saturating_sub(TABLES_FREE_BYTES);
             assert_eq!(counted > 0, step == 2);
             // Parity of the five bytes may be reserved too.
             assert!((counted..counted + 64).contains(&taken), "{taken}");

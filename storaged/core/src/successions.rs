@@ -8,6 +8,7 @@ use storaged_wire::local::Role;
 use storaged_wire::{ConsentKey, Namespace, NodeName, Owner, Rotation, Succession};
 
 use crate::api::{ConnId, Now, QueryId, RequestId};
+use crate::limits;
 
 /// A hello as it was said.
 #[derive(Debug, Clone)]
@@ -23,11 +24,20 @@ pub(crate) struct SaidHello {
 #[derive(Debug, Clone)]
 pub(crate) struct Greeting {
     pub said: SaidHello,
-    pub until: Now,
+    /// In full.
+    pub namespace: Namespace,
+    pub since: Now,
     /// What the durable tier has; none while it is asked.
     pub found: Option<Vec<Succession>>,
     /// Peers that have just come up, and may know the job.
     pub waiting_for: BTreeSet<NodeName>,
+}
+
+impl Greeting {
+    /// Then it goes on whatever it has heard.
+    pub fn until(&self) -> Now {
+        self.since.plus(limits::SUCCESSION_WAIT_MS)
+    }
 }
 
 /// What the durable tier was asked for.
@@ -152,7 +162,7 @@ impl Successions {
 
     pub fn deadlines(&self) -> impl Iterator<Item = Now> {
         self.errands.values().filter_map(|errand| match errand {
-            SuccessionWait::Hello(greeting) => Some(greeting.until),
+            SuccessionWait::Hello(greeting) => Some(greeting.until()),
             _ => None,
         })
     }

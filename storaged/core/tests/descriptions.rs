@@ -6,10 +6,13 @@ mod testkit;
 use std::collections::BTreeMap;
 
 use cluster::{Cluster, Room};
-use storaged_core::{ConnId, MemoryShare, Note};
-use storaged_wire::local::{DurableWish, Reply, Request};
-use storaged_wire::{CheckpointState, RefusalCode, Step, TenantName};
-use testkit::{CHUNK_BYTES, acquire_slot, commit_step};
+use storaged_codec::{digest, fingerprint};
+use storaged_core::{ConnId, DigestTally, Input, MemoryShare, Note, Setup};
+use storaged_wire::local::{DurableWish, Reply, Request, Role};
+use storaged_wire::{CheckpointState, Rank, RefusalCode, Step, TenantName, WorldSize};
+use testkit::{
+    Alone, CHUNK_BYTES, Wanted, acquire_slot, commit_step, hello, members, name, namespace, setup,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -120,6 +123,64 @@ fn a_description_beyond_what_the_tenant_may_have_is_refused() {
     assert!(cluster.ledger(0).records < MIB as u64);
     let short = described(1, vec![7; MIB]);
     assert_eq!(cluster.ask(0, trainer, short), Reply::Done);
+}
+
+/// Does what a node wants to have prepared.
+fn prepared(alone: &mut Alone, mut wanted: Wanted) -> Option<Reply> {
+    for work in wanted.take_preparations() {
+        let done = alone.handle(Input::Prepared(work.run()));
+        wanted.and(done);
+    }
+    wanted.reply()
+}
+
+/// The slot is as large as the budget, and its tables take more than there is beside that.
+#[test]
+fn a_save_that_fills_the_budget_has_room_for_what_describes_it() {
+    const CHUNKS: usize = 1_600_000;
+    let length = CHUNKS as u64 * u64::from(CHUNK_BYTES);
+    let budget = length.next_multiple_of(2 << 20);
+    let mut alone = Alone::new(Setup {
+        budget,
+        ..setup(name(0), members(1))
+    });
+    let (reader, trainer) = (ConnId(1), ConnId(2));
+    alone.greet(reader, hello(namespace(), Role::Reader));
+    let opened = alone.ask(reader, Request::OpenRun { timeout_ms: 1_000 });
+    let Some(Reply::RunOpened { run }) = opened.reply() else {
+        panic!("expected a run, got {opened:?}");
+    };
+    let (rank, world_size) = (Rank::new(0), WorldSize::new(2).unwrap());
+    let role = Role::Trainer {
+        run,
+        rank,
+        world_size,
+    };
+    alone.greet(trainer, hello(namespace(), role));
+    let acquired = alone.ask(trainer, acquire_slot(budget, 1_000));
+    let slot = acquired.created().expect("it fits the budget");
+    alone.handle(Input::SlotCreated { slot });
+    let step = Step::new(1);
+    alone.ask(trainer, Request::SealSlot { slot, step, length });
+    alone.handle(Input::Digested {
+        slot,
+        leaves: vec![digest(b"chunk"); CHUNKS].into(),
+        prints: vec![fingerprint(b"chunk"); CHUNKS].into(),
+        root: digest(b"root"),
+        tally: DigestTally::default(),
+    });
+    // What is kept about blocks is counted each second.
+    alone.now = 2_000;
+    alone.handle(Input::Tick);
+    assert!(
+        alone.node.ledger().used > budget,
+        "{:?}",
+        alone.node.ledger()
+    );
+    let commit = alone.ask(trainer, described(1, vec![7; 4 * MIB]));
+    assert_eq!(prepared(&mut alone, commit), Some(Reply::Done));
+    let again = alone.ask(trainer, described(1, vec![7; 4 * MIB]));
+    assert_eq!(prepared(&mut alone, again), Some(Reply::Done));
 }
 
 /// What nobody names any more stays for readers that come late, but in nobody's way.

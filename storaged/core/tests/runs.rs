@@ -258,6 +258,45 @@ fn trainers_outlive_all_daemons_where_the_tier_has_their_run() {
     assert_eq!(refusal.code, RefusalCode::UnknownRun);
 }
 
+/// It is told to try again: a job whose run is called unknown opens another one.
+#[test]
+fn a_trainer_whose_run_the_tier_alone_may_know_hears_in_seconds_that_it_does_not_answer() {
+    for tier in [Mood::Hangs, Mood::Fails] {
+        let mut world = World::new(1, Mood::Answers(10), 11);
+        let run = world.opened(0);
+        world.kill(0);
+        world.scene.tier = tier;
+        world.start(0);
+        let began = world.now;
+        let refusal = world.hello(0, run, 0).unwrap_err();
+        assert_eq!(refusal.code, RefusalCode::DurableUnavailable, "{refusal:?}");
+        let took_ms = world.now - began;
+        assert!(took_ms <= 5_100, "{tier:?}: {took_ms} ms");
+        world.scene.tier = Mood::Answers(10);
+        world.hello(0, run, 0).expect("the tier answers again");
+    }
+}
+
+#[test]
+fn who_comes_for_a_job_that_peers_know_waits_for_no_tier() {
+    for seed in 0..TRIES / 8 {
+        peers_know(seed);
+    }
+}
+
+fn peers_know(seed: u64) {
+    let mut world = World::new(3, Mood::Answers(10), seed);
+    let run = world.opened(0);
+    world.scene.tier = Mood::Hangs;
+    world.kill(2);
+    world.start(2);
+    let began = world.now;
+    world.hello(2, run, 0).expect("a run that its peers know");
+    let took_ms = world.now - began;
+    // A question that came before the link was up at its other end is asked again after a second.
+    assert!(took_ms <= 1_200, "seed {seed}: {took_ms} ms");
+}
+
 /// A process of an older run that hung while its job was restarted, and while all who knew of the newer run have forgotten
 /// it: because they were restarted, or because nobody had used the job for long.
 #[test]

@@ -46,12 +46,12 @@ impl Config {
             let most = u128::from(budget) * chunk / (ranks * per_chunk).max(1);
             u64::try_from(most).unwrap_or(u64::MAX)
         };
-        let records_free = self
+        let tables_free = self
             .budget
-            .saturating_add(storaged_core::limits::RECORDS_FREE_BYTES);
+            .saturating_add(storaged_core::limits::TABLES_FREE_BYTES);
         let blocks = share(self.budget, copies * chunk);
         let with_tables = share(
-            records_free,
+            tables_free,
             copies * chunk + tables * u128::from(storaged_core::limits::TABLE_BYTES_PER_CHUNK),
         );
         blocks.min(with_tables)

@@ -13,9 +13,30 @@ use tokio::task::JoinHandle;
 use super::chain;
 use crate::config::HookCommand;
 
-/// The groups of the programs that run now, and by which key of the configuration. The process may be ended from elsewhere than
-/// the loop (SIGUSR2).
-static RUNNING: Mutex<Vec<(Pid, &'static str)>> = Mutex::new(Vec::new());
+/// The groups of the programs that run now, and what each is for. The process may be ended from elsewhere than the loop (SIGUSR2).
+static RUNNING: Mutex<Vec<(Pid, Purpose)>> = Mutex::new(Vec::new());
+
+/// What a program of the operator's is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    ScrubHook,
+    KeyCommand,
+}
+
+impl Purpose {
+    /// By which key of the configuration it runs.
+    fn key(self) -> &'static str {
+        match self {
+            Self::ScrubHook => "scrub.hook",
+            Self::KeyCommand => "trickle.encryption.key_command",
+        }
+    }
+}
+
+/// The daemon has ended a program because it ends itself: what the program has not done is nobody's fault.
+#[derive(Debug, Error)]
+#[error("it was killed, because the daemon ends")]
+pub struct DaemonEnds;
 
 /// Why the operator's program did not do what it is for.
 #[derive(Debug, Error)]
@@ -26,6 +47,8 @@ enum HookError {
     Failed(ExitStatus),
     #[error("expected it to end within {} s (scrub.hook_within), it was killed with all that it had started", .0.as_secs())]
     TimedOut(Duration),
+    #[error(transparent)]
+    DaemonEnds(#[from] DaemonEnds),
 }
 
 /// What the program is told.
@@ -58,42 +81,57 @@ impl Hook {
 pub(super) struct RunningProgram(Option<Pid>);
 
 impl RunningProgram {
-    pub fn new(child: &tokio::process::Child, key: &'static str) -> Self {
+    pub fn new(child: &tokio::process::Child, purpose: Purpose) -> Self {
         let id = child.id().and_then(|id| i32::try_from(id).ok());
         let group = id.and_then(Pid::from_raw);
-        running().extend(group.map(|group| (group, key)));
+        running().extend(group.map(|group| (group, purpose)));
         Self(group)
     }
 
     /// It was waited for. Nobody else got its number before that; from now on it must not be killed by it.
-    pub fn ended(self) {
-        running().retain(|(group, _)| Some(*group) != self.0);
+    ///
+    /// # Errors
+    /// [`DaemonEnds`] if it did not end by itself.
+    pub fn ended(self) -> Result<(), DaemonEnds> {
+        match self.leave() {
+            Some(_) => Ok(()),
+            None => Err(DaemonEnds),
+        }
+    }
+
+    /// It runs no more; what it was for, unless it was killed with all others.
+    fn leave(&self) -> Option<Purpose> {
+        let mut running = running();
+        let at = running
+            .iter()
+            .position(|(group, _)| Some(*group) == self.0)?;
+        Some(running.swap_remove(at).1)
     }
 }
 
 impl Drop for RunningProgram {
     fn drop(&mut self) {
-        let mut running = running();
-        let before = running.len();
-        running.retain(|(group, _)| Some(*group) != self.0);
-        if let Some(group) = self.0.filter(|_| running.len() < before) {
+        if let Some(group) = self.0.filter(|_| self.leave().is_some()) {
             // It may have ended this very moment.
             let _ = kill_process_group(group, Signal::KILL);
         }
     }
 }
 
-fn running() -> MutexGuard<'static, Vec<(Pid, &'static str)>> {
+fn running() -> MutexGuard<'static, Vec<(Pid, Purpose)>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Kills the programs that run, and all that they have started: they must not act on a node whose daemon has ended.
 pub fn end_programs() {
-    for (group, key) in running().drain(..) {
-        tracing::warn!(
-            key,
-            "a program was killed with its process group, because the daemon ends"
-        );
+    for (group, purpose) in running().drain(..) {
+        let key = purpose.key();
+        let told = "a program was killed with its process group, because the daemon ends";
+        match purpose {
+            // What it was to do on the node is not done.
+            Purpose::ScrubHook => tracing::warn!(key, "{told}"),
+            Purpose::KeyCommand => tracing::info!(key, "{told}"),
+        }
         // It may have ended this very moment.
         let _ = kill_process_group(group, Signal::KILL);
     }
@@ -103,6 +141,8 @@ async fn run_and_say(hook: HookCommand, report: RotReport) {
     let program = hook.program.display().to_string();
     match run(&hook, &report).await {
         Ok(()) => tracing::info!(program, "ran scrub.hook"),
+        // That was said when it was killed.
+        Err(HookError::DaemonEnds(_)) => {}
         Err(error) => tracing::error!(program, error = chain(&error), "scrub.hook failed"),
     }
 }
@@ -129,11 +169,11 @@ async fn run(hook: &HookCommand, report: &RotReport) -> Result<(), HookError> {
     let mut command = prepared(hook, &report.node);
     command.env("STORAGED_ROTTEN_CHUNKS", report.chunks.to_string());
     let mut child = command.spawn().map_err(HookError::Start)?;
-    let program = RunningProgram::new(&child, "scrub.hook");
+    let program = RunningProgram::new(&child, Purpose::ScrubHook);
     let Ok(ended) = tokio::time::timeout(hook.within, child.wait()).await else {
         return Err(HookError::TimedOut(hook.within));
     };
-    program.ended();
+    program.ended()?;
     match ended {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(HookError::Failed(status)),
@@ -141,12 +181,13 @@ async fn run(hook: &HookCommand, report: &RotReport) -> Result<(), HookError> {
     }
 }
 
+/// In tests one program runs at a time: the end of a daemon kills all of the process.
+#[cfg(test)]
+pub(super) static ONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// One program runs at a time, also here.
-    static ONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
     fn report() -> RotReport {
         RotReport {

@@ -12,7 +12,7 @@ use tokio::io::AsyncReadExt;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use super::hook::{RunningProgram, prepared};
+use super::hook::{DaemonEnds, Purpose, RunningProgram, prepared};
 use super::{Daemon, chain};
 use crate::config::{Config, HookCommand, KeySource};
 use crate::trickle::store::{KeyRing, KeysError, TierKeys};
@@ -35,6 +35,8 @@ pub enum KeyCommandError {
     Failed { program: String, status: ExitStatus },
     #[error("expected {program} to end within {} s (trickle.encryption.key_command_within), it was killed with all that it had started", within.as_secs())]
     TimedOut { program: String, within: Duration },
+    #[error(transparent)]
+    DaemonEnds(#[from] DaemonEnds),
     #[error("what {program} has written cannot be used")]
     Keys {
         program: String,
@@ -70,7 +72,7 @@ async fn ask(command: &HookCommand, node: &NodeName) -> Result<TierKeys, KeyComm
     let mut prepared = prepared(command, node);
     prepared.stdout(std::process::Stdio::piped());
     let mut child = prepared.spawn().map_err(failed)?;
-    let running = RunningProgram::new(&child, "trickle.encryption.key_command");
+    let running = RunningProgram::new(&child, Purpose::KeyCommand);
     let output = child.stdout.take();
     let asking = async {
         let mut text = Vec::new();
@@ -84,7 +86,7 @@ async fn ask(command: &HookCommand, node: &NodeName) -> Result<TierKeys, KeyComm
         return Err(KeyCommandError::TimedOut { program, within });
     };
     if ended.is_ok() {
-        running.ended();
+        running.ended()?;
     }
     let (status, text) = ended.map_err(failed)?;
     if !status.success() {
@@ -158,6 +160,8 @@ async fn ask_until(
         match ask(&command, &node).await {
             // Nobody takes them if the daemon ends.
             Ok(keys) => return drop(answers.send(keys).await),
+            // Nothing is wrong with it, and nobody wants keys any more.
+            Err(KeyCommandError::DaemonEnds(_)) => return,
             Err(error) if ring.has_keys() => {
                 let error = chain(&error);
                 return tracing::error!(error, "the old keys of the durable tier stay");
@@ -206,6 +210,10 @@ impl Daemon {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::sync::Mutex;
+
+    use super::super::hook::{ONE, end_programs};
     use super::*;
 
     fn command(script: &str, within: Duration) -> HookCommand {
@@ -223,6 +231,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_the_program_writes_is_taken_and_else_is_said_what_was_wrong() {
+        let _alone = ONE.lock().await;
         let key = "ab".repeat(32);
         let says = format!("[ $STORAGED_NODE = n1 ] && [ -z \"$HOME\" ] && echo {key}");
         let keys = asked(&says).await.unwrap();
@@ -241,6 +250,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_program_that_hangs_is_killed_with_its_children() {
+        let _alone = ONE.lock().await;
         let directory = tempfile::tempdir().unwrap();
         let child = directory.path().join("child");
         let script = format!("sleep 1000 & echo $! > {}; wait", child.display());
@@ -254,6 +264,61 @@ mod tests {
         let state = || std::fs::read_to_string(format!("/proc/{}/stat", id.trim()));
         while state().is_ok_and(|state| !state.contains(") Z ")) {
             tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// What was logged.
+    #[derive(Clone, Default)]
+    struct Told(Arc<Mutex<Vec<u8>>>);
+
+    impl Told {
+        fn text(&self) -> String {
+            String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+        }
+    }
+
+    impl Write for Told {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// At a reload, where older keys stay, and where there are none yet.
+    #[tokio::test]
+    async fn a_daemon_that_ends_while_its_program_runs_finds_no_fault_with_that() {
+        let _alone = ONE.lock().await;
+        let older = TierKeys::parse("ab".repeat(32).as_bytes()).unwrap();
+        for keys in [Some(older), None] {
+            let told = Told::default();
+            let writer = told.clone();
+            let log = tracing_subscriber::fmt().with_writer(move || writer.clone());
+            let _logged = tracing::subscriber::set_default(log.finish());
+            let ring = Arc::new(KeyRing::default());
+            keys.into_iter().for_each(|keys| ring.replace(keys));
+            let directory = tempfile::tempdir().unwrap();
+            let begun = directory.path().join("begun");
+            let script = format!("touch {}; sleep 1000", begun.display());
+            let (answers, _given) = mpsc::channel(1);
+            let asking = tokio::spawn(ask_until(
+                command(&script, Duration::from_secs(60)),
+                NodeName::new("n1").unwrap(),
+                Duration::ZERO,
+                ring,
+                answers,
+            ));
+            while !begun.exists() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            end_programs();
+            let ended = tokio::time::timeout(Duration::from_secs(5), asking).await;
+            let text = told.text();
+            let is_quiet = !text.contains("ERROR") && !text.contains("WARN");
+            assert!(is_quiet, "{text}");
+            ended.expect("nobody is asked again").unwrap();
         }
     }
 }

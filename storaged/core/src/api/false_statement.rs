@@ -17,6 +17,8 @@ pub enum FalseStatement {
     NoDurableTier,
     /// Another world size than the trainers of this run have.
     OtherWorldSize,
+    /// A parcel that is here has so many bytes, and it says that they are others.
+    OtherLength { said: u64, is: u64 },
     /// It has told of as much as one peer may make this node keep.
     TooMuch,
 }
@@ -37,7 +39,10 @@ impl FalseStatement {
             | Self::TakenByLower { .. }
             | Self::BearsTooMany { .. }
             | Self::RankOutOfWorld { .. } => Severity::Proof,
-            Self::NoDurableTier | Self::OtherWorldSize | Self::TooMuch => Severity::Doubt,
+            Self::NoDurableTier
+            | Self::OtherWorldSize
+            | Self::OtherLength { .. }
+            | Self::TooMuch => Severity::Doubt,
         }
     }
 
@@ -50,6 +55,7 @@ impl FalseStatement {
             Self::RankOutOfWorld { .. } => "rank_out_of_world",
             Self::NoDurableTier => "no_durable_tier",
             Self::OtherWorldSize => "other_world_size",
+            Self::OtherLength { .. } => "other_length",
             Self::TooMuch => "too_much",
         }
     }
@@ -79,6 +85,9 @@ impl fmt::Display for FalseStatement {
             }
             Self::OtherWorldSize => {
                 f.write_str("another world size than the trainers of the run have")
+            }
+            Self::OtherLength { said, is } => {
+                write!(f, "a parcel of {said} bytes, expected {is}: it is here")
             }
             Self::TooMuch => f.write_str("more than one peer may make this node keep"),
         }

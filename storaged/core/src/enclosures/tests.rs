@@ -116,6 +116,44 @@ fn noted(said: &[PeerMessage]) -> Option<Digest> {
     })
 }
 
+/// Another node describes the same step by the same digest, of bytes that nobody has.
+#[test]
+fn a_forged_length_does_not_keep_what_describes_a_step_from_coming() {
+    let mut home = Home::new();
+    let PeerMessage::Description {
+        key,
+        owner,
+        world_size,
+        schema,
+        torch_metadata,
+        durable,
+        epoch,
+    } = home.described()
+    else {
+        panic!("a description");
+    };
+    for length in [schema.length - 1, schema.length + 1] {
+        let forged = PeerMessage::Description {
+            key: key.clone(),
+            owner,
+            world_size,
+            schema: Enclosure { length, ..schema },
+            torch_metadata,
+            durable,
+            epoch,
+        };
+        home.hear(1, "b", forged);
+    }
+    home.hear(1, "a", home.sealed(0));
+    home.hear(1, "b", home.sealed(1));
+    let described = home.described();
+    let asked = home.hear(2, "a", described);
+    assert!(query(&asked).is_some(), "{asked:?}");
+    let schema = home.schema.clone();
+    home.give("a", asked, &schema);
+    assert!(home.is_committed());
+}
+
 #[test]
 fn a_step_commits_when_its_home_node_has_what_the_manifest_names() {
     let mut home = Home::new();

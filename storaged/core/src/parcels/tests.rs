@@ -335,27 +335,91 @@ fn many_who_ask_for_one_manifest_are_all_served() {
     );
 }
 
-/// One node says that it has something huge and never gives it: nothing long from anybody else is fetched.
+fn said_falsely(outputs: &[Output]) -> Vec<(&str, &'static str)> {
+    let said = outputs.iter().filter_map(|output| match output {
+        Output::Note(Note::FalseStatement { node, statement }) => {
+            Some((node.as_str(), statement.name()))
+        }
+        _ => None,
+    });
+    said.collect()
+}
+
+fn asks_for_pages_of(said: &[(NodeName, PeerMessage)], node: &str) -> bool {
+    said.iter()
+        .any(|(to, message)| to.as_str() == node && matches!(message, PeerMessage::ParcelQuery(_)))
+}
+
+/// One node says that it has something huge and never gives it: what others have is fetched all the same, and at once.
 #[test]
 fn one_that_tells_of_something_huge_does_not_keep_others_from_being_heard() {
-    let mut node = last_of(&["a", "b", "c"], 1, 2);
-    let (told, _) = parcel(&committed(&manifest()));
-    let mut asked = false;
-    for second in 0..60u64 {
-        let at = 1_000 * second;
-        let huge = PeerMessage::Parcel {
-            parcel: digest(&second.to_le_bytes()),
-            length: limits::PARCELS_BYTES_MAX,
+    for each in [1, 4, 64] {
+        let mut node = last_of(&["a", "b", "c"], 1, 2);
+        let mut named = Vec::new();
+        for number in 0..each + 1 {
+            let huge = PeerMessage::Parcel {
+                parcel: digest(&u64::to_le_bytes(number)),
+                length: limits::PARCELS_BYTES_MAX / each,
+                relay: None,
+            };
+            let outputs = hear(&mut node, 1, "a", huge);
+            named.extend(said_falsely(&outputs).into_iter().map(|(_, what)| what));
+        }
+        let (told, _) = parcel(&committed(&manifest()));
+        let said = sends(hear(&mut node, 2, "b", told));
+        assert!(asks_for_pages_of(&said, "b"), "{each} took all room");
+        assert!(named.contains(&"too_much"), "{each} parcels: {named:?}");
+    }
+}
+
+/// The digest is true, so that an honest node's parcel is meant, and the length is not.
+#[test]
+fn a_forged_length_spoils_no_other_ones_parcel() {
+    let (told, bytes) = parcel(&committed(&manifest()));
+    let PeerMessage::Parcel { parcel, length, .. } = told else {
+        panic!("a parcel");
+    };
+    for forged in [length - 1, length + 1, 1, limits::PARCELS_BYTES_MAX / 2] {
+        let mut node = last_of(&["a", "b", "c"], 1, 2);
+        let lie = PeerMessage::Parcel {
+            parcel,
+            length: forged,
             relay: None,
         };
-        hear(&mut node, at, "a", huge);
-        let said = sends(hear(&mut node, at + 1, "b", told.clone()));
-        let ticked = sends(node.handle(Now(at + 500), Input::Tick));
-        asked |= said.iter().chain(&ticked).any(|(to, message)| {
-            *to == name("b") && matches!(message, PeerMessage::ParcelQuery(_))
-        });
+        hear(&mut node, 1, "a", lie);
+        let asked = sends(hear(&mut node, 2, "b", told.clone()));
+        assert!(asks_for_pages_of(&asked, "b"), "length {forged}");
+        let said = fetch(&mut node, asked, &bytes);
+        assert_eq!(answered(&said), ["b"], "length {forged}");
     }
-    assert!(asked, "b's manifest was not asked for in a minute");
+}
+
+#[test]
+fn who_tells_of_another_length_than_he_sends_or_than_is_here_is_named() {
+    let mut node = last_of(&["a", "b", "c"], 1, 2);
+    let (told, bytes) = parcel(&committed(&manifest()));
+    let PeerMessage::Parcel { parcel, length, .. } = told else {
+        panic!("a parcel");
+    };
+    let of_length = |length| PeerMessage::Parcel {
+        parcel,
+        length,
+        relay: None,
+    };
+    let asked = sends(hear(&mut node, 1, "a", of_length(1_000)));
+    let (to, place) = query(&asked).expect("a query");
+    let outputs = hear(&mut node, 2, to.as_str(), page(&bytes, place));
+    let fault = |output: &Output| match output {
+        Output::Note(Note::PeerFault { node, .. }) => node.as_str() == "a",
+        _ => false,
+    };
+    assert!(outputs.iter().any(fault), "{outputs:?}");
+    let asked = sends(hear(&mut node, 3, "a", of_length(length)));
+    fetch(&mut node, asked, &bytes);
+    let lie = relayed(&name("a"), of_length(length + 1), &["a"]);
+    let outputs = hear(&mut node, 20, "b", lie);
+    assert_eq!(said_falsely(&outputs), [("b", "other_length")]);
+    assert_eq!(handed_on(&sends(outputs)), [], "the lie goes no further");
 }
 
 /// Nobody who could fetch it is up.

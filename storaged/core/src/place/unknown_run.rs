@@ -11,6 +11,7 @@ use storaged_wire::{NodeName, Owner, Refusal, RefusalCode};
 use super::fence::{RunStanding, wrong_token};
 use crate::api::{
     ClaimedRun, ConnId, DurableFault, DurablePolicy, Now, Output, QueryId, RequestId,
+    RunsWithoutTier,
 };
 use crate::context::Context;
 use crate::limits;
@@ -27,13 +28,26 @@ pub(crate) struct WaitingHello {
     pub deadline: Now,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum TierSearch {
     Running,
+    /// It does not know the run, or there is no tier.
     Over,
+    Failed(DurableFault),
     /// It has newer runs, up to this number. That counts if no node remembers better: an attempt that has failed may have
     /// left its claim.
     Superseded(u64),
+}
+
+impl TierSearch {
+    /// Why it has said nothing.
+    fn fault(&self) -> Option<String> {
+        match self {
+            Self::Running => Some("no answer in time".into()),
+            Self::Failed(fault) => Some(fault.to_string()),
+            Self::Over | Self::Superseded(_) => None,
+        }
+    }
 }
 
 impl Runs {
@@ -42,14 +56,15 @@ impl Runs {
         &mut self,
         id: RequestId,
         unknown: Option<TrainerHello>,
+        since: Now,
         cx: &mut Context,
     ) {
         if let Some(hello) = unknown {
-            self.hello_waits(id, hello, cx);
+            self.hello_waits(id, hello, since, cx);
         }
     }
 
-    fn hello_waits(&mut self, id: RequestId, hello: TrainerHello, cx: &mut Context) {
+    fn hello_waits(&mut self, id: RequestId, hello: TrainerHello, since: Now, cx: &mut Context) {
         let query = QueryId(cx.fresh());
         let tier = match cx.setup.durable {
             DurablePolicy::Absent => TierSearch::Over,
@@ -68,7 +83,7 @@ impl Runs {
             hello,
             waiting_for: BTreeSet::new(),
             tier,
-            deadline: cx.now.plus(limits::RUN_CONFIRM_MS),
+            deadline: since.plus(limits::RUN_CONFIRM_MS),
         };
         self.hellos.insert(query, waiting);
         for peer in cx.peers.keys().cloned().collect::<Vec<_>>() {
@@ -130,7 +145,8 @@ impl Runs {
         };
         waiting.tier = match outcome {
             Ok(ClaimedRun::Superseded { newest }) => TierSearch::Superseded(newest),
-            _ => TierSearch::Over,
+            Ok(ClaimedRun::Unknown | ClaimedRun::Newest(_)) => TierSearch::Over,
+            Err(ref fault) => TierSearch::Failed(fault.clone()),
         };
         if let Ok(ClaimedRun::Newest(owner)) = outcome {
             let waiting = self.hellos.remove(&query);
@@ -162,10 +178,8 @@ impl Runs {
             };
             let outcome = if !unknown {
                 cx.admit(waiting.id, waiting.hello)
-            } else if let TierSearch::Superseded(newest) = waiting.tier {
-                Err(older_run(&waiting.hello, newest))
             } else {
-                Err(unknown_run(&waiting.hello))
+                Err(not_confirmed(&waiting, cx))
             };
             if let Err(refusal) = outcome {
                 cx.reply(waiting.id, Reply::Refused(refusal));
@@ -185,6 +199,29 @@ impl Context {
             self.reply(waiting.id, Reply::Refused(refusal));
         }
     }
+}
+
+/// Why a trainer is not let in whose run nobody who has answered knows.
+fn not_confirmed(waiting: &WaitingHello, cx: &Context) -> Refusal {
+    let hello = &waiting.hello;
+    let is_remembered = cx.has_heard_of(&hello.namespace);
+    let allowed = cx.setup.runs_without_tier == RunsWithoutTier::Allowed;
+    match (&waiting.tier, waiting.tier.fault()) {
+        (TierSearch::Superseded(newest), _) => older_run(hello, *newest),
+        // A job whose run is called unknown opens another one: it must not for a moment in which the tier was slow.
+        (_, Some(fault)) if !is_remembered && !allowed => not_asked(hello, &fault),
+        _ => unknown_run(hello),
+    }
+}
+
+fn not_asked(hello: &TrainerHello, fault: &str) -> Refusal {
+    Refusal::new(
+        RefusalCode::DurableUnavailable,
+        format!(
+            "expected the durable tier, or a node that remembers {}, to say whether run {} was opened, got no node that does and from the tier: {fault}; try again when it answers",
+            hello.namespace, hello.run
+        ),
+    )
 }
 
 fn unknown_run(hello: &TrainerHello) -> Refusal {

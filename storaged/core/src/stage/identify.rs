@@ -11,7 +11,6 @@ use storaged_wire::{
 
 use crate::api::{ConnId, DurablePolicy, Output, QueryId, Trust, Viewer};
 use crate::context::Context;
-use crate::limits;
 use crate::place::wrong_token;
 use crate::stage::TrainerHello;
 use crate::successions::{Greeting, SaidHello, SaidToken, SuccessionWait};
@@ -30,8 +29,7 @@ impl Context {
     /// start: the token may be its newest, and not that of its owner, or a retired one.
     pub(crate) fn greeted(&mut self, said: SaidHello) -> Result<Option<TrainerHello>, Refusal> {
         let namespace = self.viewer(said.id.conn).resolve(&said.namespace)?;
-        // What was only promised nobody has told more of.
-        let is_known = self.fence_of(&namespace) > RunId::ZERO;
+        let is_known = self.has_heard_of(&namespace);
         let without_tier = self.setup.durable == DurablePolicy::Absent;
         let all_have_told = self.settled();
         if is_known || without_tier && all_have_told {
@@ -39,7 +37,8 @@ impl Context {
         }
         let greeting = Greeting {
             said,
-            until: self.now.plus(limits::SUCCESSION_WAIT_MS),
+            namespace: namespace.clone(),
+            since: self.now,
             found: without_tier.then(Vec::new),
             waiting_for: BTreeSet::new(),
         };
@@ -57,18 +56,32 @@ impl Context {
         Ok(None)
     }
 
+    /// Whether a run of a job was opened, as this node knows. What was only promised nobody has told more of.
+    pub(crate) fn has_heard_of(&self, namespace: &Namespace) -> bool {
+        self.fence_of(namespace) > RunId::ZERO
+    }
+
     /// Asks a peer that has come up for what it knows of the jobs of hellos that wait. What it tells of itself comes before its answer.
     pub(crate) fn greetings_ask(&mut self, node: &NodeName) {
         let mut asked = Vec::new();
         for (query, greeting) in self.successions.greetings() {
             greeting.waiting_for.insert(node.clone());
-            asked.push((query, greeting.said.clone()));
+            asked.push((query.0, greeting.namespace.clone()));
         }
-        for (query, said) in asked {
-            if let Ok(namespace) = self.viewer(said.id.conn).resolve(&said.namespace) {
-                let query = query.0;
-                self.send(node, PeerMessage::RunQuery { query, namespace });
-            }
+        for (query, namespace) in asked {
+            self.send(node, PeerMessage::RunQuery { query, namespace });
+        }
+    }
+
+    /// Asks peers again that have not answered: the first question may have come before their end of the link was up.
+    pub(crate) fn greetings_ask_again(&mut self) {
+        let mut asked = Vec::new();
+        for (query, greeting) in self.successions.greetings() {
+            let silent = greeting.waiting_for.iter();
+            asked.extend(silent.map(|node| (node.clone(), query.0, greeting.namespace.clone())));
+        }
+        for (node, query, namespace) in asked {
+            self.send(&node, PeerMessage::RunQuery { query, namespace });
         }
     }
 
@@ -87,12 +100,20 @@ impl Context {
         }
     }
 
-    /// Hellos of which all have said what they know, or that have waited long enough.
+    /// Hellos of which all have said what they know, or that have waited long enough. Of a job that peers know they say who opens it, as
+    /// they say it of every job that this node knows: such a hello waits for no tier that hangs.
     pub(crate) fn take_greetings(&mut self) -> Vec<Greeting> {
         let (now, all_are_up) = (self.now, self.settled());
+        let asked = self.successions.greetings();
+        let asked: BTreeSet<Namespace> = asked.map(|(_, it)| it.namespace.clone()).collect();
+        let known: BTreeSet<Namespace> = asked
+            .into_iter()
+            .filter(|namespace| self.has_heard_of(namespace))
+            .collect();
         self.successions.take_greetings(|greeting| {
-            let have_answered = greeting.found.is_some() && greeting.waiting_for.is_empty();
-            greeting.until <= now || have_answered && all_are_up
+            let is_found = greeting.found.is_some() || known.contains(&greeting.namespace);
+            let have_answered = is_found && greeting.waiting_for.is_empty();
+            greeting.until() <= now || have_answered && all_are_up
         })
     }
 
