@@ -346,6 +346,7 @@ impl Daemon {
                 self.answers.insert(id, answer);
                 Input::Request { id, request }
             }
+            StageEvent::RequestComes { conn, bytes } => Input::RequestComes { conn, bytes },
             StageEvent::Connected { conn, viewer } => Input::Connected { conn, viewer },
             StageEvent::Gone { conn } => {
                 self.forget_answers(conn);

@@ -105,6 +105,7 @@ impl WaitingRoom {
     fn answer(&mut self, event: StageEvent) {
         match event {
             StageEvent::Connected { conn, viewer } => drop(self.viewers.insert(conn, viewer)),
+            StageEvent::RequestComes { .. } => {}
             StageEvent::Gone { conn } => drop(self.viewers.remove(&conn)),
             StageEvent::Request {
                 id,

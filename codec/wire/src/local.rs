@@ -1,8 +1,6 @@
 //! Trainer and daemon: the requests and replies on the Unix socket. One request at a time per connection, each
 //! answered in order; a descriptor, where a reply says so, travels with the reply's first byte (SCM_RIGHTS).
 
-use std::sync::Arc;
-
 use minicbor::bytes::{ByteSlice, ByteVec};
 use minicbor::{Decode, Encode};
 use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry};
@@ -16,7 +14,7 @@ use crate::plan::RestorePlan;
 pub use crate::ranges::ByteRange;
 use crate::refusal::Refusal;
 use crate::run::RunId;
-use crate::shared::SharedBytes;
+use crate::shared::{SharedBytes, place_in};
 use crate::state::CheckpointState;
 use crate::succession::{Rotation, TokenStanding};
 use crate::verdict::RestartVerdict;
@@ -387,17 +385,18 @@ impl Request {
         if kind_of(&body) != Some(COMMIT) {
             return decode("request", &body);
         }
-        let all = Arc::new(body);
         let CommitInPlace::Commit {
             step,
             schema,
             torch_metadata,
             durable,
-        } = decode("request", &all)?;
+        } = decode("request", &body)?;
+        let parts = [schema, torch_metadata].map(|part| place_in(&body, part));
+        let [schema, torch_metadata] = SharedBytes::parts_of(body, parts);
         Ok(Self::Commit {
             step,
-            schema: SharedBytes::part_of(&all, schema),
-            torch_metadata: SharedBytes::part_of(&all, torch_metadata),
+            schema,
+            torch_metadata,
             durable,
         })
     }

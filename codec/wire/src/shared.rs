@@ -18,18 +18,38 @@ pub struct SharedBytes {
 }
 
 impl SharedBytes {
+    /// Two parts of some bytes, the first one in front. Of both the larger one stays where it is and the other one is copied, so that no
+    /// more than half as much again is in memory meanwhile: copies of two halves would take as much again.
+    pub(crate) fn parts_of(mut all: Vec<u8>, [first, second]: [Range<usize>; 2]) -> [Self; 2] {
+        let is_small = |part: &Range<usize>| part.len() < all.len() / 2;
+        if !is_small(&first) || !is_small(&second) {
+            let all = Arc::new(all);
+            return [first, second].map(|part| Self::part_of(&all, part));
+        }
+        let second = Self::from(all.get(second).unwrap_or_default().to_vec());
+        all.truncate(first.end);
+        all.shrink_to_fit();
+        [Self::part_of(&Arc::new(all), first), second]
+    }
+
     /// This part of some bytes, which are all in memory as long as it is. A small part is copied instead: who keeps one megabyte of
     /// sixty must not keep the others.
-    pub(crate) fn part_of(all: &Arc<Vec<u8>>, part: &[u8]) -> Self {
-        let start = part.as_ptr().addr().wrapping_sub(all.as_ptr().addr());
-        let part_at = start..start.wrapping_add(part.len());
-        let is_large = part.len() >= all.len() / 2;
-        if is_large && all.get(part_at.clone()) == Some(part) {
-            let (all, part) = (all.clone(), part_at);
-            return Self { all, part };
+    fn part_of(all: &Arc<Vec<u8>>, part: Range<usize>) -> Self {
+        match all.get(part.clone()) {
+            Some(bytes) if bytes.len() < all.len() / 2 => bytes.to_vec().into(),
+            Some(_) => Self {
+                all: all.clone(),
+                part,
+            },
+            None => Self::default(),
         }
-        part.to_vec().into()
     }
+}
+
+/// Where a part of some bytes lies in them.
+pub(crate) fn place_in(all: &[u8], part: &[u8]) -> Range<usize> {
+    let start = part.as_ptr().addr().wrapping_sub(all.as_ptr().addr());
+    start..start.wrapping_add(part.len())
 }
 
 impl Default for SharedBytes {
@@ -107,18 +127,43 @@ mod tests {
     #[test]
     fn a_large_part_shares_the_memory_and_a_small_one_does_not_keep_it() {
         let all: Arc<Vec<u8>> = Arc::new((0..100).collect());
-        let large = SharedBytes::part_of(&all, &all[10..80]);
+        let large = SharedBytes::part_of(&all, 10..80);
         assert_eq!(
             (&large[..], large.as_ptr()),
             (&all[10..80], &raw const all[10])
         );
-        let small = SharedBytes::part_of(&all, &all[10..20]);
+        let small = SharedBytes::part_of(&all, 10..20);
         assert_eq!(&small[..], &all[10..20]);
         assert_eq!(Arc::strong_count(&all), 2);
-        // Bytes of elsewhere are theirs.
-        let elsewhere = vec![7; 90];
-        let copied = SharedBytes::part_of(&all, &elsewhere);
-        assert_eq!(&copied[..], elsewhere);
-        assert_eq!(Arc::strong_count(&all), 2);
+        assert_eq!(place_in(&all, &all[10..20]), 10..20);
+    }
+
+    #[test]
+    fn two_parts_are_what_they_were_and_keep_little_beside_themselves() {
+        for lengths in [
+            [500, 490],
+            [490, 500],
+            [900, 90],
+            [90, 900],
+            [0, 990],
+            [0, 0],
+        ] {
+            let mut frame = vec![1; 10];
+            let mut places = Vec::new();
+            for (content, length) in (2..).zip(lengths) {
+                places.push(frame.len()..frame.len() + length);
+                frame.extend(vec![content; length]);
+            }
+            let [first, second] = [places[0].clone(), places[1].clone()];
+            let parts = SharedBytes::parts_of(frame, [first, second]);
+            for (content, (part, length)) in (2..).zip(parts.iter().zip(lengths)) {
+                assert_eq!(part[..], vec![content; length]);
+                let kept = part.all.len();
+                assert!(
+                    kept <= 2 * length + 10,
+                    "{kept} for {length} of {lengths:?}"
+                );
+            }
+        }
     }
 }

@@ -132,6 +132,7 @@ impl Context {
             used: self.budget.used(),
             total: self.budget.total(),
             records: self.budget.records(),
+            records_charged: self.budget.records_counted(),
             slots: self.slots.len(),
             unchecked_slots: self.keeping.unchecked(),
             parity_sets: sets.len(),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use storaged_wire::{Namespace, SlotId, TenantName};
 use thiserror::Error;
 
-use crate::api::{MemoryShare, ParityId};
+use crate::api::{ConnId, MemoryShare, ParityId};
 use crate::limits;
 
 /// Whose bytes they are.
@@ -70,6 +70,8 @@ pub(crate) struct Budget {
     /// Records that are no tenant's: what peers have this node hand on.
     records_of_nobody: u64,
     reserved: BTreeMap<Reservation, Reserved>,
+    /// Long requests that are on their way here.
+    requests: BTreeMap<ConnId, Reserved>,
     /// By the tenant's name; empty is the one without.
     tenants: BTreeMap<Box<str>, TenantBytes>,
 }
@@ -85,13 +87,14 @@ struct Reserved {
 struct TenantBytes {
     share: MemoryShare,
     reserved: u64,
-    records: TenantRecords,
+    kept: TenantRecords,
+    requests: u64,
 }
 
 /// What a tenant has of records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct TenantRecords {
-    /// Schemas and torch metadata of its steps.
+    /// Schemas and torch metadata of its steps, and requests that bring such.
     pub descriptions: u64,
     /// Manifests and tables.
     pub others: u64,
@@ -122,13 +125,21 @@ impl TenantRecords {
 }
 
 impl TenantBytes {
+    fn records(&self) -> TenantRecords {
+        TenantRecords {
+            descriptions: self.kept.descriptions.saturating_add(self.requests),
+            ..self.kept
+        }
+    }
+
     fn most(&self) -> u64 {
         self.share.most.unwrap_or(u64::MAX)
     }
 
     /// What it has of the budget, where records may have so much beside it.
     fn taken(&self, allowed: Allowance) -> u64 {
-        self.reserved.saturating_add(self.records.counted(allowed))
+        self.reserved
+            .saturating_add(self.records().counted(allowed))
     }
 
     fn kept_free(&self, allowed: Allowance) -> u64 {
@@ -163,8 +174,10 @@ pub struct Ledger {
     pub used: u64,
     /// Bytes that may be.
     pub total: u64,
-    /// Bytes of manifests, descriptions and tables.
+    /// Bytes of manifests, descriptions and tables, and of long requests on their way.
     pub records: u64,
+    /// Those of them that are in `used`.
+    pub records_charged: u64,
     /// Slots.
     pub slots: usize,
     /// Those of an earlier daemon whose bytes have not been compared with their digests yet.
@@ -193,6 +206,7 @@ impl Budget {
             total,
             records_of_nobody: 0,
             reserved: BTreeMap::new(),
+            requests: BTreeMap::new(),
             tenants: tenants.collect(),
         }
     }
@@ -227,7 +241,7 @@ impl Budget {
     /// What records take of the budget.
     pub fn records_counted(&self) -> u64 {
         let allowed = self.allowance();
-        let all = || self.tenants.values().map(|it| it.records);
+        let all = || self.tenants.values().map(TenantBytes::records);
         let above: u64 = all().map(|records| records.counted(allowed)).sum();
         let beside: u64 = all().map(|records| records.beside(allowed)).sum();
         let left = limits::RECORDS_FREE_BYTES.saturating_sub(beside);
@@ -299,7 +313,7 @@ impl Budget {
 
     /// Bytes of all records.
     pub fn records(&self) -> u64 {
-        let of_tenants: u64 = self.tenants.values().map(|it| it.records.all()).sum();
+        let of_tenants: u64 = self.tenants.values().map(|it| it.records().all()).sum();
         of_tenants + self.records_of_nobody
     }
 
@@ -307,30 +321,56 @@ impl Budget {
     pub fn set_records(&mut self, counted: RecordBytes) {
         self.records_of_nobody = counted.of_nobody;
         for tenant in self.tenants.values_mut() {
-            tenant.records = TenantRecords::default();
+            tenant.kept = TenantRecords::default();
         }
         for (tenant, records) in counted.of_tenants {
-            self.tenants.entry(tenant).or_default().records = records;
+            self.tenants.entry(tenant).or_default().kept = records;
         }
     }
 
     /// Lets in a description of a job before it is kept, or says why not. What is counted next replaces this.
     pub fn add_description(&mut self, bytes: u64, of: &Namespace) -> Result<(), NoRoom> {
+        let more = self.counted_with(bytes, of);
+        if more > self.room_of(of) {
+            return Err(self.no_room(more, of));
+        }
+        let kept = &mut self.tenants.entry(tenant_of(of).into()).or_default().kept;
+        kept.descriptions = kept.descriptions.saturating_add(bytes);
+        Ok(())
+    }
+
+    /// What so many bytes more of a tenant's descriptions take of the budget.
+    fn counted_with(&mut self, bytes: u64, of: &Namespace) -> u64 {
         self.tenants.entry(tenant_of(of).into()).or_default();
-        let (allowed, before) = (self.allowance(), self.tenant(of).map(|it| it.records));
+        let allowed = self.allowance();
+        let before = self.tenant(of).map(TenantBytes::records);
         let before = before.unwrap_or_default();
         let after = TenantRecords {
             descriptions: before.descriptions.saturating_add(bytes),
             ..before
         };
-        let more = after.counted(allowed) - before.counted(allowed);
-        if more > self.room_of(of) {
-            return Err(self.no_room(more, of));
+        after.counted(allowed) - before.counted(allowed)
+    }
+
+    /// Charges a tenant for a request that is on its way here, if there is room for that: nobody else is given it meanwhile.
+    pub fn charge_request(&mut self, conn: ConnId, bytes: u64, of: &Namespace) {
+        if bytes == 0 || self.counted_with(bytes, of) > self.room_of(of) {
+            return;
         }
-        if let Some(tenant) = self.tenants.get_mut(tenant_of(of)) {
-            tenant.records = after;
+        let tenant: Box<str> = tenant_of(of).into();
+        let requests = &mut self.tenants.entry(tenant.clone()).or_default().requests;
+        *requests = requests.saturating_add(bytes);
+        self.requests.insert(conn, Reserved { bytes, tenant });
+    }
+
+    /// It is here and worked on, or comes no more.
+    pub fn release_request(&mut self, conn: ConnId) {
+        let Some(Reserved { bytes, tenant }) = self.requests.remove(&conn) else {
+            return;
+        };
+        if let Some(tenant) = self.tenants.get_mut(&tenant) {
+            tenant.requests = tenant.requests.saturating_sub(bytes);
         }
-        Ok(())
     }
 
     pub fn total(&self) -> u64 {
@@ -484,6 +524,22 @@ mod tests {
         let mut records = RecordBytes::default();
         records.add("red", descriptions(limits::RECORDS_FREE_BYTES / 2 + bytes));
         records
+    }
+
+    #[test]
+    fn a_request_on_its_way_is_its_tenants_as_far_as_there_is_room() {
+        let (mut budget, blue, red) = (shared(), job("blue~a"), job("red~a"));
+        let half = limits::RECORDS_FREE_BYTES / 2;
+        // Red is no tenant that the budget knows before it has something.
+        budget.reserve(set(1), 1, &red).unwrap();
+        budget.charge_request(ConnId(1), half + 3, &red);
+        assert_eq!((budget.used(), budget.room_of(&red)), (4, 2));
+        budget.charge_request(ConnId(2), 3, &red);
+        assert_eq!(budget.used(), 4, "it is let in, and charged to nobody");
+        budget.charge_request(ConnId(3), half + 4, &blue);
+        assert_eq!((budget.used(), budget.records_counted()), (8, 7));
+        (1..=3).for_each(|conn| budget.release_request(ConnId(conn)));
+        assert_eq!((budget.used(), budget.records()), (1, 0));
     }
 
     /// As where the slots of large shards fill the budget, and their tables all that is beside it.

@@ -196,7 +196,7 @@ impl Context {
                 && self.parcels.want(*enclosure, &from).is_err()
                 && let [alone] = &from[..]
             {
-                self.is_false(&alone.clone(), FalseStatement::TooMuch);
+                self.is_false(alone, FalseStatement::TooMuch);
             }
         }
         self.fetch_parcels();

@@ -167,6 +167,7 @@ impl Node {
             Input::PeerDown { node } => self.peer_down(&node),
             Input::Message { from, message } => self.message(&from, message),
             Input::Request { id, request } => self.request(id, request),
+            Input::RequestComes { conn, bytes } => self.cx.request_comes(conn, bytes),
             Input::Connected { conn, viewer } => drop(self.cx.viewers.insert(conn, viewer)),
             Input::Disconnected { conn } => self.disconnected(conn),
             Input::Members { epoch, members } => self.cx.set_members(epoch, members),
@@ -356,6 +357,7 @@ impl Node {
     }
 
     fn request(&mut self, id: RequestId, request: Request) {
+        self.cx.budget.release_request(id.conn);
         if let Err(refusal) = self.cx.check_goes_on(id, &request) {
             return self.cx.reply(id, Reply::Refused(refusal));
         }

@@ -54,7 +54,7 @@ pub(crate) fn status_json(
         .geometry
         .map_or("null".into(), |g| format!("\"{g}\""));
     format!(
-        r#"{{"node":"{}","generation":"{:016x}","epoch":{},"geometry":{},"chunk_bytes":{},"encode":{{"link_rate":{},"node_rates":{{{}}},"link_rate_measured":{},"links":[{}]}},"groups":[{}],"ready":{},"restart_safe":{},"durable":{},"quarantined":[{}],"memory":{{"used":{},"budget":{},"records":{},"slots":{},"unchecked_slots":{},"parity_sets":{},"tenants":[{}]}},"scrub":{},"sessions":{},"waiters":{},"peers":[{}],"to_put_back":{},"runs":[{}],"checkpoints":[{}]}}"#,
+        r#"{{"node":"{}","generation":"{:016x}","epoch":{},"geometry":{},"chunk_bytes":{},"encode":{{"link_rate":{},"node_rates":{{{}}},"link_rate_measured":{},"links":[{}]}},"groups":[{}],"ready":{},"restart_safe":{},"durable":{},"quarantined":[{}],"memory":{{"used":{},"budget":{},"records":{},"records_charged":{},"slots":{},"unchecked_slots":{},"parity_sets":{},"tenants":[{}]}},"scrub":{},"sessions":{},"waiters":{},"peers":[{}],"to_put_back":{},"runs":[{}],"checkpoints":[{}]}}"#,
         cx.setup.name,
         cx.setup.generation.get(),
         cx.setup.epoch,
@@ -72,6 +72,7 @@ pub(crate) fn status_json(
         ledger.used,
         ledger.total,
         ledger.records,
+        ledger.records_charged,
         ledger.slots,
         ledger.unchecked_slots,
         ledger.parity_sets,

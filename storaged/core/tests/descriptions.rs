@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use cluster::{Cluster, Room};
 use storaged_codec::{digest, fingerprint};
+use storaged_core::limits::RECORDS_FREE_BYTES;
 use storaged_core::{ConnId, DigestTally, Input, MemoryShare, Note, Setup};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::{CheckpointState, Rank, RefusalCode, Step, TenantName, WorldSize};
@@ -181,6 +182,32 @@ fn a_save_that_fills_the_budget_has_room_for_what_describes_it() {
     assert_eq!(prepared(&mut alone, commit), Some(Reply::Done));
     let again = alone.ask(trainer, described(1, vec![7; 4 * MIB]));
     assert_eq!(prepared(&mut alone, again), Some(Reply::Done));
+}
+
+/// Whoever sends something long has that much less for as long as it comes.
+#[test]
+fn a_request_on_its_way_is_charged_until_it_is_here_or_comes_no_more() {
+    let mut alone = Alone::new(setup(name(0), members(1)));
+    let conn = ConnId(1);
+    alone.greet(conn, hello(namespace(), Role::Reader));
+    let charged = |alone: &Alone| alone.node.ledger().records_charged;
+    let bytes = RECORDS_FREE_BYTES + 5;
+    alone.handle(Input::RequestComes { conn, bytes });
+    assert_eq!(charged(&alone), 5);
+    alone.ask(conn, Request::Status);
+    assert_eq!(charged(&alone), 0);
+    for gone in [
+        Input::RequestComes { conn, bytes: 0 },
+        Input::Disconnected { conn },
+    ] {
+        alone.handle(Input::RequestComes { conn, bytes });
+        assert_eq!(charged(&alone), 5);
+        alone.handle(gone);
+        assert_eq!(charged(&alone), 0);
+    }
+    // Nobody is attached any more whom it could be charged to.
+    alone.handle(Input::RequestComes { conn, bytes });
+    assert_eq!(charged(&alone), 0);
 }
 
 /// What nobody names any more stays for readers that come late, but in nobody's way.

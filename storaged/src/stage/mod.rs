@@ -34,7 +34,7 @@ use pace::RequestPace;
 pub use places::CONNECTIONS_MAX;
 use places::{ConnectionPlace, LongPool, LongRequests, NoPlaceLeft, Places, Porch};
 pub use queue::{FromStage, ToDriver, queues};
-use requests::{Greeted, Patience, Received, Unreceived, receive};
+use requests::{Greeted, Patience, Received, Unreceived, begin};
 use watch::Watch;
 
 /// Mode of directories above that of a socket: trainers must get to it, and who may connect is for the socket to say.
@@ -74,6 +74,8 @@ pub enum StageEvent {
         request: Request,
         answer: oneshot::Sender<Answer>,
     },
+    /// A connection sends a request of so many bytes, or has sent them, and they were none: 0.
+    RequestComes { conn: ConnId, bytes: u64 },
     /// Whose socket a connection came through; its requests follow.
     Connected { conn: ConnId, viewer: Viewer },
     /// A connection or the process behind it is gone.
@@ -288,7 +290,7 @@ impl Connection {
             viewer: self.door.viewer.clone(),
         })?;
         for index in 0.. {
-            let answer = match receive(&self.stream, self.greeted, &self.door.long) {
+            let answer = match self.receive() {
                 Ok(received) => self.ask(index, received)?,
                 Err(Unreceived::Ended) => return Err(Ended),
                 Err(Unreceived::Malformed(refusal)) => plain(refusal),
@@ -300,6 +302,26 @@ impl Connection {
             send(&self.stream, &answer).map_err(|_| Ended)?;
         }
         Ok(())
+    }
+
+    /// The next request. Of a long one the driver hears before its bytes are here: they count in the budget of whoever sends them.
+    fn receive(&mut self) -> Result<Received, Unreceived> {
+        let begun = begin(&self.stream, self.greeted, &self.door.long)?;
+        let counted = begun.counted_bytes();
+        if let Some(bytes) = counted {
+            self.tell_of_bytes(bytes)?;
+        }
+        let received = begun.receive(&self.stream, &self.door.long);
+        if counted.is_some() && matches!(received, Err(Unreceived::Malformed(_))) {
+            self.tell_of_bytes(0)?;
+        }
+        received
+    }
+
+    fn tell_of_bytes(&mut self, bytes: u64) -> Result<(), Unreceived> {
+        let conn = self.conn;
+        let told = self.tell_driver(StageEvent::RequestComes { conn, bytes });
+        told.map_err(|Ended| Unreceived::Ended)
     }
 
     /// Tells the driver once that the connection is gone, which is work for it.

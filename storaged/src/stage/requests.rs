@@ -91,12 +91,19 @@ fn too_long(what: &str, length: usize, most: usize) -> Unreceived {
     Unreceived::Refused(Refusal::new(RefusalCode::Malformed, text))
 }
 
-/// The next request of a connection that does not block.
-pub(super) fn receive(
+/// A request of which it is known what it is and how long.
+pub(super) struct BegunRequest {
+    start: Vec<u8>,
+    length: usize,
+    memory: Option<LongRequest>,
+}
+
+/// The next request of a connection that does not block, as soon as it has begun and there is room for all of it.
+pub(super) fn begin(
     stream: &UnixStream,
     greeted: Greeted,
     long: &Arc<LongRequests>,
-) -> Result<Received, Unreceived> {
+) -> Result<BegunRequest, Unreceived> {
     let frame = begin_frame(stream, &mut Patience::ForTheFirst)?;
     let length = frame.length;
     if greeted == Greeted::NotYet && length > FIRST_REQUEST_BYTES_MAX {
@@ -113,20 +120,45 @@ pub(super) fn receive(
         let text = format!("no room for a request of {length} bytes in {waited:?}: long ones of others wait on this socket; try again");
         Unreceived::Refused(Refusal::new(RefusalCode::Busy, text))
     })?;
-    // Its memory is held: grown by doubling, it would take half as much again.
-    body.reserve_exact(length.saturating_sub(body.len()));
-    let sending = Duration::from_secs(length as u64 / BYTES_PER_SECOND);
-    recv_body(
-        stream,
+    Ok(BegunRequest {
+        start: body,
         length,
-        &mut body,
-        &mut Patience::of(REQUEST_WAIT + sending),
-    )?;
-    // Long ones of a socket one after the other: a core that decodes serves nobody else.
-    let _turn = memory.as_ref().map(|_| long.decoding());
-    let request = Request::read(body).map_err(|error| malformed(error.to_string()))?;
-    let request = with_ranges_merged(request)?;
-    Ok(Received { request, memory })
+        memory,
+    })
+}
+
+impl BegunRequest {
+    /// Its bytes, if they are so many that they count in the budget while they are here.
+    pub fn counted_bytes(&self) -> Option<u64> {
+        self.memory.as_ref().map(|_| self.length as u64)
+    }
+
+    /// All of it.
+    pub fn receive(
+        self,
+        stream: &UnixStream,
+        long: &Arc<LongRequests>,
+    ) -> Result<Received, Unreceived> {
+        let Self {
+            start: mut body,
+            length,
+            memory,
+        } = self;
+        // Its memory is held: grown by doubling, it would take half as much again.
+        body.reserve_exact(length.saturating_sub(body.len()));
+        let sending = Duration::from_secs(length as u64 / BYTES_PER_SECOND);
+        recv_body(
+            stream,
+            length,
+            &mut body,
+            &mut Patience::of(REQUEST_WAIT + sending),
+        )?;
+        // Long ones of a socket one after the other: a core that decodes serves nobody else.
+        let _turn = memory.as_ref().map(|_| long.decoding());
+        let request = Request::read(body).map_err(|error| malformed(error.to_string()))?;
+        let request = with_ranges_merged(request)?;
+        Ok(Received { request, memory })
+    }
 }
 
 fn malformed(text: String) -> Unreceived {

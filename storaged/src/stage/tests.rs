@@ -1,10 +1,15 @@
 //! What the driver hears of connections through real sockets.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use storaged_codec::ChunkSize;
 use storaged_core::{ConnId, Viewer};
+use storaged_wire::framing::{FRAME_PREFIX_BYTES, frame};
+use storaged_wire::local::{DurableWish, LOCAL_VERSION, Role};
+use storaged_wire::{Generation, Namespace, NodeName, Step};
 
 use super::*;
 
@@ -32,6 +37,7 @@ async fn heard(mut from_stage: FromStage) -> BTreeMap<ConnId, (usize, bool)> {
         let (conn, is_gone) = match event {
             StageEvent::Connected { conn, .. } => (conn, false),
             StageEvent::Request { id, .. } => (id.conn, false),
+            StageEvent::RequestComes { conn, .. } => (conn, false),
             StageEvent::Gone { conn } => (conn, true),
         };
         let (gone, is_last) = of_each.entry(conn).or_default();
@@ -87,5 +93,70 @@ async fn a_connection_is_gone_once() {
         assert!(matches!(gone, Some(StageEvent::Gone { .. })), "{gone:?}");
         let again = tokio::time::timeout(Duration::from_millis(50), from_stage.next());
         assert!(again.await.is_err());
+    }
+}
+
+/// Of what a connection has said, all but that it is there.
+async fn next_heard(from_stage: &mut FromStage) -> StageEvent {
+    loop {
+        match from_stage.next().await {
+            Some(StageEvent::Connected { .. }) => {}
+            other => return other.expect("the sockets are open"),
+        }
+    }
+}
+
+/// Who sends it is charged for it while it comes, and not for what was no request.
+#[tokio::test]
+async fn a_long_request_is_heard_of_before_its_bytes_are_here() {
+    let folder = tempfile::tempdir().unwrap();
+    let (events, mut from_stage) = queues();
+    let tenant = socket(folder.path(), "tenant", Viewer::Tenant(None));
+    listen(std::slice::from_ref(&tenant), &events).unwrap();
+    let mut stream = UnixStream::connect(&tenant.path).unwrap();
+    let hello = Request::Hello {
+        version: LOCAL_VERSION,
+        namespace: Namespace::new("job").unwrap(),
+        token: Vec::new().into(),
+        role: Role::Reader,
+    };
+    stream.write_all(&frame(&hello)).unwrap();
+    let StageEvent::Request { answer, .. } = next_heard(&mut from_stage).await else {
+        panic!("expected a hello");
+    };
+    let reply = Reply::Welcome {
+        node: NodeName::new("n").unwrap(),
+        generation: Generation::new(1),
+        geometry: None,
+        chunk: ChunkSize::new(4096).unwrap(),
+    };
+    answer.send(Answer { reply, slot: None }).unwrap();
+    let commit = Request::Commit {
+        step: Step::new(1),
+        schema: vec![7; 1 << 20].into(),
+        torch_metadata: Vec::new().into(),
+        durable: DurableWish::Never,
+    };
+    let mut nothing = frame(&commit);
+    let length = (nothing.len() - FRAME_PREFIX_BYTES) as u64;
+    let (begun, rest) = nothing.split_at(100);
+    stream.write_all(begun).unwrap();
+    let coming = next_heard(&mut from_stage).await;
+    let is_told = |event: &StageEvent, expected| match event {
+        StageEvent::RequestComes { bytes, .. } => *bytes == expected,
+        _ => false,
+    };
+    assert!(is_told(&coming, length), "{coming:?}");
+    stream.write_all(rest).unwrap();
+    let StageEvent::Request { request, .. } = next_heard(&mut from_stage).await else {
+        panic!("expected a request");
+    };
+    assert_eq!(request, commit);
+    nothing.truncate(1 << 20);
+    nothing[..FRAME_PREFIX_BYTES].copy_from_slice(&((1_u32 << 20) - 4).to_le_bytes());
+    stream.write_all(&nothing).unwrap();
+    for expected in [(1 << 20) - 4, 0] {
+        let event = next_heard(&mut from_stage).await;
+        assert!(is_told(&event, expected), "{event:?}");
     }
 }

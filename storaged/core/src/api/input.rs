@@ -38,6 +38,9 @@ pub enum Input {
     },
     /// A request of a trainer, a reader or an operator.
     Request { id: RequestId, request: Request },
+    /// A connection sends a request of so many bytes, or has sent them, and they were none: 0. They count in its tenant's part of the budget
+    /// until the request is here and worked on.
+    RequestComes { conn: ConnId, bytes: u64 },
     /// Through which socket a connection came; one of which nothing is said is of the tenant without a name. Readers of the operator's
     /// need no job's token.
     Connected { conn: ConnId, viewer: Viewer },

@@ -15,7 +15,9 @@ use storaged_wire::{
     WorldSize,
 };
 
-use crate::api::{GivenDescription, NamedDescription, Note, Preparation, RequestId, SealedCommit};
+use crate::api::{
+    ConnId, GivenDescription, NamedDescription, Note, Preparation, RequestId, SealedCommit,
+};
 use crate::catalog::{Checkpoint, Description, Sealing};
 use crate::context::Context;
 use crate::event::Event;
@@ -52,6 +54,7 @@ impl Context {
         let description = GivenDescription::new(schema, torch_metadata, durable);
         if description.length() > self.setup.messages.inline {
             self.describing.insert(id);
+            self.request_comes(id.conn, description.length() as u64);
             self.prepare(Preparation::Describe {
                 id,
                 key,
@@ -64,6 +67,15 @@ impl Context {
         Ok(())
     }
 
+    /// A request of so many bytes is on its way here, or what it has brought is digested. It is charged as far as there is room, and is let
+    /// in all the same: what describes a step may be here already, and the step must not fail because it is said again.
+    pub(crate) fn request_comes(&mut self, conn: ConnId, bytes: u64) {
+        self.budget.release_request(conn);
+        if let Some(attached) = self.conns.get(&conn) {
+            self.budget.charge_request(conn, bytes, &attached.namespace);
+        }
+    }
+
     /// What a trainer gave has been digested. It is answered only now: as long as it waits, its request's memory is its own.
     pub(crate) fn description_named(
         &mut self,
@@ -71,6 +83,8 @@ impl Context {
         key: &CheckpointKey,
         description: NamedDescription,
     ) {
+        // What is let in counts from here on, and not twice.
+        self.budget.release_request(id.conn);
         let taken = self.take_description(key, description);
         // The trainer may have gone, and the step is whole without it.
         if self.describing.remove(&id) {

@@ -538,6 +538,7 @@ impl Context {
         self.forget_successions_of(conn, attached);
         drop(self.waiters.take_of(conn));
         self.describing.retain(|id| id.conn != conn);
+        self.budget.release_request(conn);
         self.reclaim_slots(conn);
         self.close_readers(conn);
     }

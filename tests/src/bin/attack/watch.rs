@@ -9,7 +9,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use storaged_core::limits::RECORDS_FREE_BYTES;
 use storaged_sdk::Client;
 
 const MEMORY_EVERY: Duration = Duration::from_millis(10);
@@ -61,8 +60,7 @@ impl Charge {
     fn most(&mut self) -> u64 {
         if self.recent.is_empty() || self.asked.elapsed() >= CHARGED_EVERY {
             self.asked = Instant::now();
-            let records = self.records().unwrap_or_default();
-            let charged = records.saturating_sub(RECORDS_FREE_BYTES);
+            let charged = self.charged().unwrap_or_default();
             self.recent.push_back((self.asked, charged));
         }
         self.recent
@@ -74,10 +72,10 @@ impl Charge {
             .unwrap_or_default()
     }
 
-    fn records(&mut self) -> Option<u64> {
+    fn charged(&mut self) -> Option<u64> {
         let status = self.client.status().ok()?;
         let status: serde_json::Value = serde_json::from_str(&status).ok()?;
-        status["memory"]["records"].as_u64()
+        status["memory"]["records_charged"].as_u64()
     }
 }
 
