@@ -42,12 +42,16 @@ impl Fellows for LinkedPeers {
 
 impl Daemon {
     /// A peer wants a piece of the durable tier. Without an answer it reads the piece itself.
-    pub(super) fn pass_on(&self, from: NodeName, request: Vec<u8>, answer: PeerAnswer) {
+    pub(super) fn pass_on(&self, from: NodeName, request: Vec<u8>, mut answer: PeerAnswer) {
         let Some(trickle) = self.trickle.clone() else {
             return;
         };
         tokio::spawn(async move {
-            let piece = match trickle.read_for_peer(&request).await {
+            let read = tokio::select! {
+                read = trickle.read_for_peer(&request) => read,
+                () = answer.is_given_up() => return,
+            };
+            let piece = match read {
                 Ok(piece) => piece,
                 Err(error) => {
                     let reason = chain(&error);

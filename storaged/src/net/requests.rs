@@ -22,6 +22,14 @@ const ANSWER_WAIT: Duration = Duration::from_secs(60);
 pub struct PeerAnswer(Option<SendStream>);
 
 impl PeerAnswer {
+    /// Ends once the asker waits no longer.
+    pub async fn is_given_up(&mut self) {
+        match &mut self.0 {
+            Some(stream) => drop(stream.stopped().await),
+            None => std::future::pending().await,
+        }
+    }
+
     /// Sends the answer, whole.
     ///
     /// # Errors
@@ -97,6 +105,12 @@ impl Net {
         let answer = frame::read(&mut recv, limit).await;
         let answer = answer.map_err(|error| failed(error.to_string()))?;
         let answer = answer.ok_or_else(|| failed("it has no answer".into()))?;
+        // Dropped before its end, the stream would tell the peer that its answer was not wanted.
+        match recv.read(&mut [0]).await {
+            Ok(None) => {}
+            Ok(Some(_)) => return Err(failed("more came than its answer".into())),
+            Err(error) => return Err(failed(error.to_string())),
+        }
         Ok(answer.into())
     }
 }

@@ -169,12 +169,14 @@ fn leaves_object(rank: Rank) -> String {
 impl Trickle {
     /// Over a store and this node's RAM.
     pub fn new(store: Arc<dyn Store>, memory: Arc<Memory>, limits: TrickleLimits) -> Self {
+        // A restart waits for what is read: the rate is for copies beside the training.
+        let reads = SharedReads::new(store.clone());
         let store: Arc<dyn Store> = match limits.rate {
             Some(rate) => Arc::new(store::Throttled::new(store, rate)),
             None => store,
         };
         Self {
-            reads: SharedReads::new(store.clone()),
+            reads,
             store,
             memory,
             limits,
@@ -458,7 +460,10 @@ impl Trickle {
             ranges,
         };
         match self.fetch_once(&fetch, reads, trust).await {
-            Err(fault) if fault.is_damage() => {}
+            Err(fault) if fault.is_damage() => {
+                let (step, reason) = (record.step, fault.to_string());
+                tracing::warn!(%step, %rank, reason, ?reads, "a shard of the durable tier came with wrong bytes; it is read once more, by this node alone");
+            }
             outcome => return outcome,
         }
         // Bytes may change on their way, and peers may give wrong ones: only what is wrong twice is wrong where it lies.
@@ -503,6 +508,8 @@ impl Trickle {
         chunks: Range<u64>,
     ) -> Result<(), DurableFault> {
         let _room = self.windows.acquire().await.map_err(local)?;
+        // Nothing more is read for a trainer that has gone: its slot goes with it.
+        self.memory.slot(slot).ok_or_else(nobody_waits)?;
         let at = chunks.start * record.chunk.bytes() as u64;
         let bytes = self.read_chunks(chain, chunks).await?;
         self.place(record, &chain.leaves(), slot, at, bytes).await
@@ -542,9 +549,7 @@ impl Trickle {
     ) -> Result<(), DurableFault> {
         let (memory, leaves, chunk) = (self.memory.clone(), leaves.clone(), manifest.chunk);
         let work = move || {
-            let slot = memory
-                .slot(slot)
-                .ok_or_else(|| damaged("the slot is gone"))?;
+            let slot = memory.slot(slot).ok_or_else(nobody_waits)?;
             let first = at / chunk.bytes() as u64;
             for (index, block) in (first..).zip(bytes.chunks(chunk.bytes())) {
                 let checked = Unchecked::new(block).verify_in(&leaves, index);
@@ -555,6 +560,12 @@ impl Trickle {
         };
         self.compute(work).await.map_err(local)?
     }
+}
+
+/// Whoever wanted it has gone, and its slot with it. That says nothing of the tier: were it called damage, a trainer that is killed in the
+/// middle of a restore would have a sound checkpoint quarantined.
+fn nobody_waits() -> DurableFault {
+    local("the slot is gone, and who waited for it")
 }
 
 /// Runs of chunks that cover ranges of a shard, each chunk once and so many of them together as are read at once. No ranges: all of it.
@@ -578,9 +589,12 @@ fn windows_of(ranges: &[Range<u64>], length: u64, chunk: ChunkSize) -> Vec<Range
         joins
     });
     let at_once = (FETCH_BYTES / bytes).max(1);
+    // Cut at the same places for everybody: of ranges that overlap, most windows are the same, and read once for all.
     let windows = covering.into_iter().flat_map(|chunks| {
-        let starts = chunks.clone().step_by(at_once as usize);
-        starts.map(move |start| start..(start + at_once).min(chunks.end))
+        let cells = chunks.start / at_once..chunks.end.div_ceil(at_once);
+        cells.map(move |cell| {
+            (cell * at_once).max(chunks.start)..((cell + 1) * at_once).min(chunks.end)
+        })
     });
     windows.collect()
 }

@@ -551,6 +551,12 @@ fn ranges_are_read_by_whole_chunks_each_of_them_once() {
     let nothing = std::slice::from_ref(&nothing);
     assert!(windows_of(nothing, length, chunk).is_empty());
     let large = 1 << 40;
+    // Who wants less of it reads the same windows.
+    let all = windows_of(&[], large, chunk);
+    let rest = 3 * 4096..large;
+    let of_rest = windows_of(std::slice::from_ref(&rest), large, chunk);
+    assert_eq!(of_rest[0], 3..all[0].end);
+    assert_eq!(of_rest[1..], all[1..]);
     let windows = windows_of(&[], large, chunk);
     assert!(windows.iter().all(|it| it.end - it.start == windows[0].end));
     assert_eq!(windows.last().map(|it| it.end), Some(large / 4096));

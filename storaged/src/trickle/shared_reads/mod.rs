@@ -7,7 +7,7 @@ mod pieces;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,10 +30,16 @@ use pieces::{ObjectPiece, Pieces};
 const BYTES_MAX: u64 = super::WINDOWS_AT_ONCE as u64 * PIECE_BYTES_MAX;
 /// Longer pieces are not passed on: a window whose chunks zstd could not shrink is a little longer than its bytes.
 const PIECE_BYTES_MAX: u64 = super::FETCH_BYTES + (1 << 20);
-/// A peer that reads slowly reads no slower than this node would; one that hangs is down long before.
+/// A peer has so long before this node has read anything itself; then as long as it says ([`SharedReads::patience`]).
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A peer that did not give a piece is not asked for so long.
+const PATIENCE_MIN: Duration = Duration::from_secs(5);
+const PATIENCE_MAX: Duration = Duration::from_secs(60);
+/// A peer that is late or gives something else is not asked for so long, and twice as long each time.
 const DOUBT: Duration = Duration::from_secs(30);
+/// But no longer than 2 to this power.
+const DOUBLINGS_MAX: u32 = 4;
+/// One that has no room is sound: it is asked again soon.
+const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 
 /// The other nodes, as far as they pass on what they read.
 #[async_trait]
@@ -104,8 +110,29 @@ pub(super) struct SharedReads {
     /// What this node reads for all. Apart from `wanted`, so that two nodes which take each other for the reader of a piece do not wait
     /// for each other.
     read: Arc<Pieces>,
-    doubted: Mutex<HashMap<NodeName, Instant>>,
+    doubted: Mutex<BTreeMap<NodeName, Doubt>>,
+    /// How long this node's last own read of a piece took; 0 before there was one.
+    own_read_ms: AtomicU64,
     tally: Tally,
+}
+
+/// A peer that is left alone.
+#[derive(Debug)]
+struct Doubt {
+    until: Instant,
+    /// How often in a row it was slow or wrong.
+    times: u32,
+}
+
+/// Why a peer's piece is read here.
+#[derive(Debug, Error)]
+enum NotGiven {
+    #[error("it refused")]
+    Refused(#[from] FellowError),
+    #[error("no piece within {0:?}")]
+    InTime(Duration),
+    #[error("it gave {0} bytes, which is not what was asked for")]
+    OtherLength(u64),
 }
 
 /// Bytes that were passed on.
@@ -133,6 +160,7 @@ impl SharedReads {
             wanted: Pieces::new(BYTES_MAX),
             read: Pieces::new(BYTES_MAX),
             doubted: Mutex::default(),
+            own_read_ms: AtomicU64::new(0),
             tally: Tally::default(),
         }
     }
@@ -187,23 +215,14 @@ impl SharedReads {
         piece: &ObjectPiece,
     ) -> Result<Bytes, StoreError> {
         if let Some(reader) = self.reader_of(fellows, piece) {
-            let asked = fellows.ask(&reader, encode(piece).into(), piece.bytes());
-            match tokio::time::timeout(PATIENCE, asked).await {
-                Ok(Ok(bytes)) if bytes.len() as u64 == piece.bytes() => {
+            match self.asked(fellows, &reader, piece).await {
+                Ok(bytes) => {
+                    self.doubted().remove(&reader);
                     self.tally.got.fetch_add(piece.bytes(), Ordering::Relaxed);
                     return Ok(bytes);
                 }
-                Ok(Ok(bytes)) => {
-                    tracing::debug!(peer = %reader, piece = ?piece, got = bytes.len(), "a piece of another length")
-                }
-                Ok(Err(error)) => {
-                    tracing::debug!(peer = %reader, piece = ?piece, %error, "a piece was not passed on")
-                }
-                Err(_) => {
-                    tracing::debug!(peer = %reader, piece = ?piece, "a piece was not passed on in time")
-                }
+                Err(not_given) => self.doubt(reader, piece, &not_given),
             }
-            self.doubted().insert(reader, Instant::now());
         }
         match self.read_once(key, piece).await {
             Some(read) => read.map(|held| held.bytes()),
@@ -211,21 +230,67 @@ impl SharedReads {
         }
     }
 
+    async fn asked(
+        &self,
+        fellows: &dyn Fellows,
+        reader: &NodeName,
+        piece: &ObjectPiece,
+    ) -> Result<Bytes, NotGiven> {
+        let asked = fellows.ask(reader, encode(piece).into(), piece.bytes());
+        let patience = self.patience();
+        let given = tokio::time::timeout(patience, asked).await;
+        let bytes = given.map_err(|_| NotGiven::InTime(patience))??;
+        match bytes.len() as u64 {
+            got if got == piece.bytes() => Ok(bytes),
+            got => Err(NotGiven::OtherLength(got)),
+        }
+    }
+
+    /// A peer may take some times as long as this node took itself: where the tier is slow for all, they wait for it together.
+    fn patience(&self) -> Duration {
+        match self.own_read_ms.load(Ordering::Relaxed) {
+            0 => PATIENCE,
+            ms => Duration::from_millis(ms * 4).clamp(PATIENCE_MIN, PATIENCE_MAX),
+        }
+    }
+
+    fn doubt(&self, reader: NodeName, piece: &ObjectPiece, why: &NotGiven) {
+        let mut doubted = self.doubted();
+        let last = doubted.get(&reader).map_or(0, |doubt| doubt.times);
+        let (times, pause) = match why {
+            // It has no room now, or has just begun or ended.
+            NotGiven::Refused(_) => (last, REFUSED_PAUSE),
+            NotGiven::InTime(_) | NotGiven::OtherLength(_) => {
+                tracing::warn!(peer = %reader, reason = crate::driver::chain(why), "a peer does not pass on what it should read in the durable tier; it is read here, and the peer is left alone for a while");
+                (last + 1, DOUBT * (1 << last.min(DOUBLINGS_MAX)))
+            }
+        };
+        tracing::debug!(peer = %reader, piece = ?piece, reason = crate::driver::chain(why), "a piece was not passed on");
+        let until = Instant::now() + pause;
+        doubted.insert(reader, Doubt { until, times });
+    }
+
     async fn read_once(
         &self,
         key: &ObjectKey,
         piece: &ObjectPiece,
     ) -> Option<Result<HeldPiece, StoreError>> {
-        let reading = self.store.get(key, Some(piece.range()));
+        let reading = async {
+            let began = Instant::now();
+            let read = self.store.get(key, Some(piece.range())).await;
+            let took = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+            self.own_read_ms.store(took.max(1), Ordering::Relaxed);
+            read
+        };
         self.read.get(piece, reading).await
     }
 
     /// The peer whose piece it is; none if it is this node's.
     fn reader_of(&self, fellows: &dyn Fellows, piece: &ObjectPiece) -> Option<NodeName> {
-        let mut doubted = self.doubted();
-        doubted.retain(|_, since| since.elapsed() < DOUBT);
+        let (doubted, now) = (self.doubted(), Instant::now());
+        let is_trusted = |node: &NodeName| doubted.get(node).is_none_or(|it| it.until <= now);
         let up = fellows.up().into_iter();
-        let mut nodes: Vec<NodeName> = up.filter(|node| !doubted.contains_key(node)).collect();
+        let mut nodes: Vec<NodeName> = up.filter(is_trusted).collect();
         nodes.push(fellows.me().clone());
         let reader = nodes.into_iter().max_by_key(|node| weight(node, piece))?;
         (reader != *fellows.me()).then_some(reader)
@@ -251,7 +316,7 @@ impl SharedReads {
         Ok(held)
     }
 
-    fn doubted(&self) -> std::sync::MutexGuard<'_, HashMap<NodeName, Instant>> {
+    fn doubted(&self) -> std::sync::MutexGuard<'_, BTreeMap<NodeName, Doubt>> {
         self.doubted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,6 +1,6 @@
 //! Pieces of objects that several want at about the same time: each is read once, and kept for those that come a little later.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -13,8 +13,11 @@ use tokio::time::Instant;
 /// Whoever restarts with others reads what they read within so long; then the memory goes back.
 const KEPT: Duration = Duration::from_secs(10);
 
+/// Shorter pieces count as so many bytes.
+const PIECE_BYTES_COUNTED_MIN: u64 = 4096;
+
 /// Bytes of an object, as peers name them to one another.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Encode, Decode)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Encode, Decode)]
 pub(super) struct ObjectPiece {
     /// The object's key.
     #[n(0)]
@@ -30,6 +33,11 @@ pub(super) struct ObjectPiece {
 impl ObjectPiece {
     pub fn bytes(&self) -> u64 {
         self.end.saturating_sub(self.start)
+    }
+
+    /// What it counts as: also the shortest has a name and a place.
+    fn takes(&self) -> u64 {
+        self.bytes().max(PIECE_BYTES_COUNTED_MIN)
     }
 
     pub fn range(&self) -> Range<u64> {
@@ -60,7 +68,7 @@ impl HeldPiece {
 
 #[derive(Debug, Default)]
 struct Kept {
-    pieces: HashMap<ObjectPiece, KeptPiece>,
+    pieces: BTreeMap<ObjectPiece, KeptPiece>,
     bytes: u64,
 }
 
@@ -87,7 +95,7 @@ impl Kept {
 
     fn remove(&mut self, piece: &ObjectPiece) {
         if self.pieces.remove(piece).is_some() {
-            self.bytes -= piece.bytes();
+            self.bytes -= piece.takes();
         }
     }
 }
@@ -127,7 +135,7 @@ impl Pieces {
             known.wanted_at = now;
             return Some(known.cell.clone());
         }
-        if !kept.make_room(piece.bytes(), self.bytes_max) {
+        if !kept.make_room(piece.takes(), self.bytes_max) {
             return None;
         }
         let cell = Arc::new(OnceCell::new());
@@ -136,7 +144,7 @@ impl Pieces {
             wanted_at: now,
         };
         kept.pieces.insert(piece.clone(), new);
-        kept.bytes += piece.bytes();
+        kept.bytes += piece.takes();
         tokio::spawn(let_go_in_time(Arc::downgrade(self), piece.clone()));
         Some(cell)
     }
@@ -177,27 +185,34 @@ mod tests {
 
     use super::*;
 
+    const BYTES: u64 = PIECE_BYTES_COUNTED_MIN;
+    /// For two pieces and a half.
+    const ROOM: u64 = BYTES * 5 / 2;
+
     fn piece(start: u64) -> ObjectPiece {
         ObjectPiece {
             key: "job/run-1/step-1/__0_0.distcp".into(),
             start,
-            end: start + 100,
+            end: start + BYTES,
         }
     }
 
     async fn read(reads: &AtomicU64) -> Result<Bytes, Infallible> {
         reads.fetch_add(1, Ordering::Relaxed);
         tokio::time::sleep(Duration::from_secs(1)).await;
-        Ok(Bytes::from_static(&[7; 100]))
+        Ok(Bytes::from_static(&[7; BYTES as usize]))
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_many_want_at_once_is_read_once_and_its_memory_goes_back() {
-        let (pieces, reads) = (Pieces::new(250), AtomicU64::new(0));
+        let (pieces, reads) = (Pieces::new(ROOM), AtomicU64::new(0));
         let wanted = piece(0);
         let all = (0..20).map(|_| pieces.get(&wanted, read(&reads)));
         for got in futures::future::join_all(all).await {
-            assert_eq!(got.expect("room").expect("read").bytes().len(), 100);
+            assert_eq!(
+                got.expect("room").expect("read").bytes().len() as u64,
+                BYTES
+            );
         }
         // A moment later it is still there.
         tokio::time::sleep(KEPT / 2).await;
@@ -206,15 +221,15 @@ mod tests {
             .await
             .expect("room")
             .expect("read");
-        assert_eq!((reads.load(Ordering::Relaxed), pieces.bytes()), (1, 100));
+        assert_eq!((reads.load(Ordering::Relaxed), pieces.bytes()), (1, BYTES));
         tokio::time::sleep(KEPT * 2).await;
         assert_eq!(pieces.bytes(), 0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn room_is_made_by_what_nobody_holds_and_else_there_is_none() {
-        let (pieces, reads) = (Pieces::new(250), AtomicU64::new(0));
-        let (first, second, third) = (piece(0), piece(100), piece(200));
+        let (pieces, reads) = (Pieces::new(ROOM), AtomicU64::new(0));
+        let (first, second, third) = (piece(0), piece(BYTES), piece(2 * BYTES));
         let both = futures::future::join(
             pieces.get(&first, read(&reads)),
             pieces.get(&second, read(&reads)),
@@ -234,7 +249,7 @@ mod tests {
         assert!(held.is_some() && sent.is_some());
         assert!(pieces.get(&second, read(&reads)).await.is_none());
         tokio::time::sleep(KEPT * 5).await;
-        assert_eq!(pieces.bytes(), 200);
+        assert_eq!(pieces.bytes(), 2 * BYTES);
         drop((held, sent));
         tokio::time::sleep(KEPT * 2).await;
         assert_eq!(pieces.bytes(), 0);
@@ -242,7 +257,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_waits_for_a_piece_that_could_not_be_read_reads_it_himself() {
-        let pieces = Pieces::new(250);
+        let pieces = Pieces::new(ROOM);
         let wanted = piece(0);
         let fails = async {
             tokio::time::sleep(Duration::from_secs(1)).await;

@@ -18,6 +18,8 @@ enum Manner {
     Hangs,
     /// It gives fewer bytes.
     CutsShort,
+    /// It has no room.
+    Refuses,
 }
 
 #[derive(Debug)]
@@ -56,6 +58,7 @@ impl Fellows for Known {
         match node.manner {
             Manner::Hangs => std::future::pending().await,
             Manner::CutsShort => Ok(Bytes::from_static(b"short")),
+            Manner::Refuses => Err(FellowError(PassOnError::NoRoom.into())),
             Manner::Answers => {
                 let given = node.reads.read_for_peer(&piece).await;
                 let given = given.map_err(|error| FellowError(error.into()))?;
@@ -175,21 +178,51 @@ async fn what_is_of_this_nodes_own_shard_it_reads_itself() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_peer_does_not_give_is_read_here_and_it_is_left_alone_for_a_while() {
+async fn what_a_peer_does_not_give_is_read_here_and_it_is_left_alone_for_longer_each_time() {
     for manner in [Manner::Hangs, Manner::CutsShort] {
         let cluster = Cluster::of(&[Manner::Answers, manner, Manner::Answers]).await;
         let began = Instant::now();
         cluster.requests_of([0]).await;
         let asked = || cluster.node(1).asked.load(Ordering::Relaxed);
         assert_eq!(asked(), 1, "{manner:?}");
-        assert!(
-            began.elapsed() <= PATIENCE,
-            "{manner:?}: {:?}",
-            began.elapsed()
-        );
+        let took = began.elapsed();
+        assert!(took <= PATIENCE, "{manner:?}: {took:?}");
         tokio::time::sleep(DOUBT).await;
         cluster.requests_of([0]).await;
         assert_eq!(asked(), 2, "{manner:?}");
+        tokio::time::sleep(DOUBT).await;
+        cluster.requests_of([0]).await;
+        assert_eq!(asked(), 2, "{manner:?}: twice as long");
+        tokio::time::sleep(DOUBT).await;
+        cluster.requests_of([0]).await;
+        assert_eq!(asked(), 3, "{manner:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_has_no_room_is_asked_again_soon() {
+    let cluster = Cluster::of(&[Manner::Answers, Manner::Refuses]).await;
+    for times in 1..=3 {
+        cluster.requests_of([0]).await;
+        assert_eq!(cluster.node(1).asked.load(Ordering::Relaxed), times);
+        // What was read is not kept for longer.
+        tokio::time::sleep(2 * REFUSED_PAUSE + Duration::from_secs(20)).await;
+    }
+}
+
+/// Where the tier is slow for all, they wait for it together; a node that is slow alone holds the others up for a moment.
+#[tokio::test(start_paused = true)]
+async fn a_peer_has_some_times_as_long_as_this_node_takes_itself() {
+    let cluster = Cluster::of(&[Manner::Answers, Manner::Hangs]).await;
+    let reads = &cluster.node(0).reads;
+    assert_eq!(reads.patience(), PATIENCE);
+    for (took, patience) in [
+        (1, PATIENCE_MIN),
+        (4_000, Duration::from_secs(16)),
+        (99_000, PATIENCE_MAX),
+    ] {
+        reads.own_read_ms.store(took, Ordering::Relaxed);
+        assert_eq!(reads.patience(), patience);
     }
 }
 

@@ -1,6 +1,9 @@
 //! Shards of other nodes are read together with peers, whoever they are: what they give is checked.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
+use tokio::time::Instant;
 
 use super::super::{FellowError, Fellows};
 use super::*;
@@ -118,4 +121,49 @@ async fn wrong_bytes_of_a_peer_are_found_and_read_from_the_tier_instead() {
             .unwrap();
         assert!(listed.set_aside.is_empty(), "{:?}", listed.set_aside);
     }
+}
+
+/// As when a launcher kills a rank in the middle of a restore.
+#[tokio::test(start_paused = true)]
+async fn a_restore_that_nobody_waits_for_any_more_says_nothing_against_the_tier() {
+    for gone_after in [Duration::ZERO, Duration::from_millis(500)] {
+        let (mut world, saved) = saved(Packing::None).await;
+        let slow = Arc::new(store::Throttled::new(world.store.clone(), 100_000));
+        world.trickle = Trickle::new(slow, world.memory.clone(), world.limits);
+        let slot = world.slot(&vec![0; saved[0].bytes.len()]);
+        let trust = of_job();
+        let fetch = world
+            .trickle
+            .fetch(&saved[0].manifest, RANK, slot, &[], &trust);
+        let goes = async {
+            tokio::time::sleep(gone_after).await;
+            drop(world.memory.take_slot(slot));
+        };
+        let (fetched, ()) = futures::future::join(fetch, goes).await;
+        assert!(
+            matches!(fetched, Err(DurableFault::Local(_))),
+            "{fetched:?}"
+        );
+        let listed = world
+            .trickle
+            .list(&world.job, None, &of_job())
+            .await
+            .unwrap();
+        assert!(listed.set_aside.is_empty(), "{:?}", listed.set_aside);
+        world.comes_back(&saved[0]).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_rate_of_copies_is_not_that_of_a_restart() {
+    let mut world = World::over_a_link(0, Packing::None, 100_000);
+    let (saved, _) = world.save(1, noise(1, 30 * CHUNK as usize), None).await;
+    let began = Instant::now();
+    world.comes_back(&saved).await;
+    // The table of digests is read beside the copies.
+    assert!(
+        began.elapsed() < Duration::from_millis(100),
+        "{:?}",
+        began.elapsed()
+    );
 }
