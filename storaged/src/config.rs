@@ -427,14 +427,7 @@ impl ConfigFile {
             } else {
                 RunsWithoutTier::Refused
             },
-            trickle: TrickleLimits {
-                part_bytes: self.part()?,
-                rate: self.rate()?,
-                packing: self.trickle.packing,
-                require_mac: self.trickle.require_mac,
-                increments: self.increments()?,
-                retention: self.retention()?,
-            },
+            trickle: self.trickle_limits()?,
             shared_reads: self.trickle.shared_reads,
             encryption: self.encryption()?,
             hyperpod: self.hyperpod()?,
@@ -447,6 +440,17 @@ impl ConfigFile {
         };
         config.check_budget()?;
         Ok(config)
+    }
+
+    fn trickle_limits(&self) -> Result<TrickleLimits, ConfigError> {
+        Ok(TrickleLimits {
+            part_bytes: self.part()?,
+            rate: self.rate()?,
+            packing: self.trickle.packing,
+            require_mac: self.trickle.require_mac,
+            increments: self.increments()?,
+            retention: self.retention()?,
+        })
     }
 
     fn rate(&self) -> Result<Option<u64>, ConfigError> {

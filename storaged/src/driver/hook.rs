@@ -14,16 +14,16 @@ use super::chain;
 use crate::config::HookCommand;
 
 /// The groups of the programs that run now, and what each is for. The process may be ended from elsewhere than the loop (SIGUSR2).
-static RUNNING: Mutex<Vec<(Pid, Purpose)>> = Mutex::new(Vec::new());
+static RUNNING: Mutex<Vec<(Pid, ProgramPurpose)>> = Mutex::new(Vec::new());
 
 /// What a program of the operator's is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Purpose {
+pub(super) enum ProgramPurpose {
     ScrubHook,
     KeyCommand,
 }
 
-impl Purpose {
+impl ProgramPurpose {
     /// By which key of the configuration it runs.
     fn key(self) -> &'static str {
         match self {
@@ -81,7 +81,7 @@ impl Hook {
 pub(super) struct RunningProgram(Option<Pid>);
 
 impl RunningProgram {
-    pub fn new(child: &tokio::process::Child, purpose: Purpose) -> Self {
+    pub fn new(child: &tokio::process::Child, purpose: ProgramPurpose) -> Self {
         let id = child.id().and_then(|id| i32::try_from(id).ok());
         let group = id.and_then(Pid::from_raw);
         running().extend(group.map(|group| (group, purpose)));
@@ -100,7 +100,7 @@ impl RunningProgram {
     }
 
     /// It runs no more; what it was for, unless it was killed with all others.
-    fn leave(&self) -> Option<Purpose> {
+    fn leave(&self) -> Option<ProgramPurpose> {
         let mut running = running();
         let at = running
             .iter()
@@ -118,7 +118,7 @@ impl Drop for RunningProgram {
     }
 }
 
-fn running() -> MutexGuard<'static, Vec<(Pid, Purpose)>> {
+fn running() -> MutexGuard<'static, Vec<(Pid, ProgramPurpose)>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -129,8 +129,8 @@ pub fn end_programs() {
         let told = "a program was killed with its process group, because the daemon ends";
         match purpose {
             // What it was to do on the node is not done.
-            Purpose::ScrubHook => tracing::warn!(key, "{told}"),
-            Purpose::KeyCommand => tracing::info!(key, "{told}"),
+            ProgramPurpose::ScrubHook => tracing::warn!(key, "{told}"),
+            ProgramPurpose::KeyCommand => tracing::info!(key, "{told}"),
         }
         // It may have ended this very moment.
         let _ = kill_process_group(group, Signal::KILL);
@@ -169,7 +169,7 @@ async fn run(hook: &HookCommand, report: &RotReport) -> Result<(), HookError> {
     let mut command = prepared(hook, &report.node);
     command.env("STORAGED_ROTTEN_CHUNKS", report.chunks.to_string());
     let mut child = command.spawn().map_err(HookError::Start)?;
-    let program = RunningProgram::new(&child, Purpose::ScrubHook);
+    let program = RunningProgram::new(&child, ProgramPurpose::ScrubHook);
     let Ok(ended) = tokio::time::timeout(hook.within, child.wait()).await else {
         return Err(HookError::TimedOut(hook.within));
     };

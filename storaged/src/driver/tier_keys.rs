@@ -12,7 +12,7 @@ use tokio::io::AsyncReadExt;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use super::hook::{DaemonEnds, Purpose, RunningProgram, prepared};
+use super::hook::{DaemonEnds, ProgramPurpose, RunningProgram, prepared};
 use super::{Daemon, chain};
 use crate::config::{Config, HookCommand, KeySource};
 use crate::trickle::store::{KeyRing, KeysError, TierKeys};
@@ -72,7 +72,7 @@ async fn ask(command: &HookCommand, node: &NodeName) -> Result<TierKeys, KeyComm
     let mut prepared = prepared(command, node);
     prepared.stdout(std::process::Stdio::piped());
     let mut child = prepared.spawn().map_err(failed)?;
-    let running = RunningProgram::new(&child, Purpose::KeyCommand);
+    let running = RunningProgram::new(&child, ProgramPurpose::KeyCommand);
     let output = child.stdout.take();
     let asking = async {
         let mut text = Vec::new();

@@ -110,7 +110,7 @@ pub(super) struct SharedReads {
     /// What this node reads for all. Apart from `wanted`, so that two nodes which take each other for the reader of a piece do not wait
     /// for each other.
     read: Arc<Pieces>,
-    doubted: Mutex<BTreeMap<NodeName, Doubt>>,
+    doubted: Mutex<BTreeMap<NodeName, PeerDoubt>>,
     /// How long this node's last own read of a piece took; 0 before there was one.
     own_read_ms: AtomicU64,
     tally: Tally,
@@ -118,7 +118,7 @@ pub(super) struct SharedReads {
 
 /// A peer that is left alone.
 #[derive(Debug)]
-struct Doubt {
+struct PeerDoubt {
     until: Instant,
     /// How often in a row it was slow or wrong.
     times: u32,
@@ -200,7 +200,7 @@ impl SharedReads {
         let (Some(fellows), Reads::Together) = (fellows, reads) else {
             return self.store.get(key, Some(range)).await;
         };
-        let reading = self.from_its_reader(fellows, key, &piece);
+        let reading = self.read_by_its_reader(fellows, key, &piece);
         match self.wanted.get(&piece, reading).await {
             Some(read) => read.map(|held| held.bytes()),
             None => self.store.get(key, Some(range)).await,
@@ -208,7 +208,7 @@ impl SharedReads {
     }
 
     /// From the node whose piece it is, or from the tier if that is this one or does not give it.
-    async fn from_its_reader(
+    async fn read_by_its_reader(
         &self,
         fellows: &dyn Fellows,
         key: &ObjectKey,
@@ -267,7 +267,7 @@ impl SharedReads {
         };
         tracing::debug!(peer = %reader, piece = ?piece, reason = crate::driver::chain(why), "a piece was not passed on");
         let until = Instant::now() + pause;
-        doubted.insert(reader, Doubt { until, times });
+        doubted.insert(reader, PeerDoubt { until, times });
     }
 
     async fn read_once(
@@ -316,7 +316,7 @@ impl SharedReads {
         Ok(held)
     }
 
-    fn doubted(&self) -> std::sync::MutexGuard<'_, BTreeMap<NodeName, Doubt>> {
+    fn doubted(&self) -> std::sync::MutexGuard<'_, BTreeMap<NodeName, PeerDoubt>> {
         self.doubted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
