@@ -3,6 +3,9 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+// The counters that the targets are built with are defined there.
+#[cfg(feature = "engine")]
+use libfuzzer_sys as _;
 use storaged_fuzz::targets;
 
 fn main() -> ExitCode {
