@@ -10,7 +10,7 @@ use super::{Daemon, chain};
 use crate::net::{Net, PeerAnswer};
 use crate::trickle::{FellowError, Fellows};
 
-/// LinkedPeers over the network.
+/// Peers over the network.
 #[derive(Debug)]
 pub(super) struct LinkedPeers {
     me: NodeName,
@@ -49,7 +49,7 @@ impl Daemon {
         tokio::spawn(async move {
             let read = tokio::select! {
                 read = trickle.read_for_peer(&request) => read,
-                () = answer.is_given_up() => return,
+                () = answer.given_up() => return,
             };
             let piece = match read {
                 Ok(piece) => piece,

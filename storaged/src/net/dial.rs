@@ -53,10 +53,7 @@ impl Purpose {
 
 pub(super) async fn dial(dialling: Dialling) -> Result<Offer, NetError> {
     let peer = &dialling.peer;
-    let failed = |reason: &str| NetError::Connection {
-        peer: peer.to_string(),
-        reason: reason.into(),
-    };
+    let failed = |reason: &str| NetError::failed(peer, reason.into());
     let whole = async {
         let connection = tokio::select! {
             biased;
@@ -84,10 +81,7 @@ async fn connect(dialling: &Dialling) -> Result<Connection, NetError> {
         ..
     } = dialling;
     let name = peer.to_string();
-    let down = |reason: String| NetError::Connection {
-        peer: name.clone(),
-        reason,
-    };
+    let down = |reason: String| NetError::failed(peer, reason);
     let from = endpoint.local_addr().map_err(|e| down(e.to_string()))?;
     let resolved = address.resolve(from).await;
     let resolved = resolved.map_err(|source| NetError::Address {

@@ -176,6 +176,16 @@ pub(super) struct Known {
     pub ended: CancellationToken,
 }
 
+impl Known {
+    /// The connection of its link, on which something is sent.
+    pub async fn connection(&self) -> Result<quinn::Connection, NetError> {
+        let connection = self.link.connection().await;
+        let connection = connection.ok_or_else(|| NetError::Down(self.name.clone()))?;
+        self.link.note_word();
+        Ok(connection)
+    }
+}
+
 impl Shared {
     fn state(&self) -> MutexGuard<'_, EndpointState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -227,6 +237,12 @@ impl Shared {
 
     pub fn known(&self, peer: &NodeName) -> Option<Known> {
         self.state().known.get(peer).cloned()
+    }
+
+    /// A configured peer to which something is sent.
+    pub fn peer(&self, name: &NodeName) -> Result<Known, NetError> {
+        let known = self.known(name);
+        known.ok_or_else(|| NetError::UnknownPeer(name.clone()))
     }
 
     /// Peers that are linked to and answer requests.
@@ -451,18 +467,9 @@ impl Net {
         to: &NodeName,
         record: &StreamRecord,
     ) -> Result<DataStream, NetError> {
-        let known = self.shared.known(to);
-        let known = known.ok_or_else(|| NetError::UnknownPeer(to.clone()))?;
-        let connection = known
-            .link
-            .connection()
-            .await
-            .ok_or_else(|| NetError::Down(to.clone()))?;
-        let failed = |reason: String| NetError::Connection {
-            peer: to.to_string(),
-            reason,
-        };
-        known.link.note_word();
+        let known = self.shared.peer(to)?;
+        let connection = known.connection().await?;
+        let failed = |reason: String| NetError::failed(to, reason);
         let chosen = match known.link.trunks() {
             Some(trunks) => trunks.choose(connection, &self.shared).await,
             None => Chosen::link(connection, UseCount::default()),

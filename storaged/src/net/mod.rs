@@ -140,3 +140,11 @@ pub enum NetError {
     #[error("the connection to {peer} failed: {reason}")]
     Connection { peer: String, reason: String },
 }
+
+impl NetError {
+    /// What is sent to a peer does not arrive.
+    fn failed(peer: &NodeName, reason: String) -> Self {
+        let peer = peer.to_string();
+        Self::Connection { peer, reason }
+    }
+}

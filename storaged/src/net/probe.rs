@@ -20,10 +20,7 @@ pub async fn probe(
     address: &PeerAddress,
 ) -> Result<(), NetError> {
     let config = quinn::ClientConfig::new(Arc::new(identity.client()?));
-    let down = |reason: String| NetError::Connection {
-        peer: node.to_string(),
-        reason,
-    };
+    let down = |reason: String| NetError::failed(node, reason);
     let whole = async {
         let endpoint = endpoint(address).map_err(|error| down(error.to_string()))?;
         let from = endpoint.local_addr().map_err(|e| down(e.to_string()))?;

@@ -23,7 +23,7 @@ pub struct PeerAnswer(Option<SendStream>);
 
 impl PeerAnswer {
     /// Ends once the asker waits no longer.
-    pub async fn is_given_up(&mut self) {
+    pub async fn given_up(&mut self) {
         match &mut self.0 {
             Some(stream) => drop(stream.stopped().await),
             None => std::future::pending().await,
@@ -35,10 +35,7 @@ impl PeerAnswer {
     /// # Errors
     /// [`NetError`] if the asker has not got it.
     pub async fn send(mut self, to: &NodeName, bytes: Bytes) -> Result<(), NetError> {
-        let failed = |reason: String| NetError::Connection {
-            peer: to.to_string(),
-            reason,
-        };
+        let failed = |reason: String| NetError::failed(to, reason);
         let Some(stream) = &mut self.0 else {
             return Ok(());
         };
@@ -83,18 +80,12 @@ impl Net {
         body: Bytes,
         limit: usize,
     ) -> Result<Bytes, NetError> {
-        let known = self.shared.known(to);
-        let known = known.ok_or_else(|| NetError::UnknownPeer(to.clone()))?;
+        let known = self.shared.peer(to)?;
         if !known.link.answers() {
             return Err(NetError::Down(to.clone()));
         }
-        let connection = known.link.connection().await;
-        let connection = connection.ok_or_else(|| NetError::Down(to.clone()))?;
-        let failed = |reason: String| NetError::Connection {
-            peer: to.to_string(),
-            reason,
-        };
-        known.link.note_word();
+        let connection = known.connection().await?;
+        let failed = |reason: String| NetError::failed(to, reason);
         let (mut send, mut recv) = connection
             .open_bi()
             .await

@@ -462,7 +462,7 @@ impl Trickle {
         match self.fetch_once(&fetch, reads, trust).await {
             Err(fault) if fault.is_damage() => {
                 let (step, reason) = (record.step, fault.to_string());
-                tracing::warn!(%step, %rank, reason, ?reads, "a shard of the durable tier came with wrong bytes; it is read once more, by this node alone");
+                tracing::warn!(%step, %rank, reason, ?reads, "a shard of the durable tier did not come as it should be; it is read once more, by this node alone");
             }
             outcome => return outcome,
         }

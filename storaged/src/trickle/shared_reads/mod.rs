@@ -1,7 +1,7 @@
-//! Restarts in which many nodes read the same bytes of the durable tier, such as parameters that replicas share. Each piece of an object is one node's to read, by a hash of its place among those that
-//! are up (rendezvous hashing: Thaler and Ravishankar, 1998), and that one passes it on. So the tier serves each byte about once,
-//! however many want it, and all nodes' connections to the tier count. Nothing depends on it: what a peer does not give in time is
-//! read here, and every chunk is checked against the manifest whoever it came from.
+//! Restarts in which many nodes read the same bytes of the durable tier, such as parameters that replicas share. Each piece of an
+//! object is one node's to read, by a hash of its place among those that are up (rendezvous hashing: Thaler and Ravishankar, 1998),
+//! and that one passes it on. So the tier serves each byte about once, however many want it. Nothing depends on it: what a peer does
+//! not give in time is read here, and every chunk is checked against the manifest whoever it came from.
 
 mod pieces;
 #[cfg(test)]
@@ -257,15 +257,18 @@ impl SharedReads {
     fn doubt(&self, reader: NodeName, piece: &ObjectPiece, why: &NotGiven) {
         let mut doubted = self.doubted();
         let last = doubted.get(&reader).map_or(0, |doubt| doubt.times);
+        let reason = crate::driver::chain(why);
         let (times, pause) = match why {
             // It has no room now, or has just begun or ended.
-            NotGiven::Refused(_) => (last, REFUSED_PAUSE),
+            NotGiven::Refused(_) => {
+                tracing::debug!(peer = %reader, ?piece, reason, "a piece was not passed on");
+                (last, REFUSED_PAUSE)
+            }
             NotGiven::InTime(_) | NotGiven::OtherLength(_) => {
-                tracing::warn!(peer = %reader, reason = crate::driver::chain(why), "a peer does not pass on what it should read in the durable tier; it is read here, and the peer is left alone for a while");
+                tracing::warn!(peer = %reader, ?piece, reason, "a peer does not pass on what it should read in the durable tier; it is read here, and the peer is left alone for a while");
                 (last + 1, DOUBT * (1 << last.min(DOUBLINGS_MAX)))
             }
         };
-        tracing::debug!(peer = %reader, piece = ?piece, reason = crate::driver::chain(why), "a piece was not passed on");
         let until = Instant::now() + pause;
         doubted.insert(reader, PeerDoubt { until, times });
     }

@@ -66,6 +66,18 @@ impl World {
         let theirs = trickle().reading_with(peer(Gives::Lies, trickle()));
         self.trickle = trickle().reading_with(peer(gives, theirs));
     }
+
+    async fn sets_nothing_aside(&self) {
+        let listed = self.trickle.list(&self.job, None, &of_job()).await.unwrap();
+        assert!(listed.set_aside.is_empty(), "{:?}", listed.set_aside);
+    }
+}
+
+/// What a node reads that shares its reads with peers: what is saved in every form.
+async fn saved_beside(packing: Packing, me: &str, gives: Gives) -> (World, Vec<Saved>) {
+    let (mut world, saved) = saved(packing).await;
+    world.with_peers(me, gives);
+    (world, saved)
 }
 
 /// A chain of every form: a full copy, plain or packed, and an increment on it.
@@ -82,8 +94,7 @@ async fn saved(packing: Packing) -> (World, Vec<Saved>) {
 #[tokio::test(start_paused = true)]
 async fn shards_of_other_nodes_come_from_peers_in_every_form() {
     for packing in [Packing::None, Packing::Zstd] {
-        let (mut world, saved) = saved(packing).await;
-        world.with_peers("n9", Gives::TheBytes);
+        let (mut world, saved) = saved_beside(packing, "n9", Gives::TheBytes).await;
         for step in &saved {
             let before = world.trickle.passed_on().got;
             world.comes_back(step).await;
@@ -94,8 +105,7 @@ async fn shards_of_other_nodes_come_from_peers_in_every_form() {
 
 #[tokio::test(start_paused = true)]
 async fn a_nodes_own_shard_is_read_by_itself() {
-    let (mut world, saved) = saved(Packing::None).await;
-    world.with_peers("n0", Gives::Lies);
+    let (mut world, saved) = saved_beside(Packing::None, "n0", Gives::Lies).await;
     for step in &saved {
         world.comes_back(step).await;
     }
@@ -106,20 +116,14 @@ async fn a_nodes_own_shard_is_read_by_itself() {
 #[tokio::test(start_paused = true)]
 async fn wrong_bytes_of_a_peer_are_found_and_read_from_the_tier_instead() {
     for packing in [Packing::None, Packing::Zstd] {
-        let (mut world, saved) = saved(packing).await;
-        world.with_peers("n9", Gives::Lies);
+        let (mut world, saved) = saved_beside(packing, "n9", Gives::Lies).await;
         for step in &saved {
             world.comes_back(step).await;
             // Whoever was believed a moment ago is asked again.
             world.comes_back(step).await;
         }
         assert!(world.trickle.passed_on().got > 0);
-        let listed = world
-            .trickle
-            .list(&world.job, None, &of_job())
-            .await
-            .unwrap();
-        assert!(listed.set_aside.is_empty(), "{:?}", listed.set_aside);
+        world.sets_nothing_aside().await;
     }
 }
 
@@ -144,12 +148,7 @@ async fn a_restore_that_nobody_waits_for_any_more_says_nothing_against_the_tier(
             matches!(fetched, Err(DurableFault::Local(_))),
             "{fetched:?}"
         );
-        let listed = world
-            .trickle
-            .list(&world.job, None, &of_job())
-            .await
-            .unwrap();
-        assert!(listed.set_aside.is_empty(), "{:?}", listed.set_aside);
+        world.sets_nothing_aside().await;
         world.comes_back(&saved[0]).await;
     }
 }
