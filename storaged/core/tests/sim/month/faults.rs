@@ -202,9 +202,9 @@ impl World {
             return;
         }
         self.struck("crashes");
+        self.lose_machine(node);
         self.end_process(node);
         self.scene.crashes += 1;
-        self.month().promises.lost(node);
         self.jobs_lose_node(node);
         match back_after {
             Some(ms) => self.start_after(ms, node),

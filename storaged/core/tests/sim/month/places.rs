@@ -119,7 +119,7 @@ impl World {
         let machines = self.machines();
         let machine = machines[self.random(machines.len() as u64) as usize];
         let place = self.place_of(machine);
-        self.month().promises.lost(machine);
+        self.lose_machine(machine);
         if self.is_awake(machine) && self.random(2) == 0 {
             self.kill(machine, None);
             let after = 1_000 + self.random(4_000);
@@ -201,7 +201,7 @@ impl World {
         let is_enough = places.len() >= limits.k + limits.m;
         if is_enough && self.may_lose_one() {
             self.struck("places removed");
-            self.month().promises.lost(machine);
+            self.lose_machine(machine);
             self.agree(places);
         }
     }
@@ -307,8 +307,8 @@ impl World {
         if self.is_paused(pid.node) {
             return self.place_happens_after(500, PlaceEvent::Leaves(pid));
         }
+        self.lose_machine(pid.node);
         self.end_process(pid.node);
-        self.month().promises.lost(pid.node);
         self.jobs_lose_node(pid.node);
     }
 

@@ -329,10 +329,22 @@ impl World {
         roots.is_some_and(|roots| roots.contains_key(&digests(bytes).1))
     }
 
+    fn namespaces(&mut self) -> Vec<Namespace> {
+        let jobs = self.month().jobs.all.iter();
+        jobs.map(|job| job.namespace.clone()).collect()
+    }
+
+    /// What a machine has goes with it, now or soon. What is promised at this instant must bear that, which may be a newer step than at
+    /// the last look, and one that bears less: a step goes for it that only nodes that cannot be reached would have made safer.
+    pub(super) fn lose_machine(&mut self, machine: usize) {
+        for namespace in self.namespaces() {
+            self.protected_bears_m_losses(&namespace);
+        }
+        self.month().promises.lost(machine);
+    }
+
     pub(super) fn keep_promises(&mut self) {
-        let jobs = &self.month().jobs.all;
-        let namespaces: Vec<Namespace> = jobs.iter().map(|job| job.namespace.clone()).collect();
-        for namespace in namespaces {
+        for namespace in self.namespaces() {
             self.protected_bears_m_losses(&namespace);
             self.protected_is_not_lost(&namespace);
             self.kept_steps_stay(&namespace);

@@ -55,7 +55,7 @@ impl World {
             Block::Shard { .. } => "chunks of shards that rot",
             Block::Parity { .. } => "chunks of parity that rot",
         });
-        self.month().promises.lost(machine);
+        self.lose_machine(machine);
         self.month().rotten.push(rotten);
     }
 
