@@ -419,6 +419,8 @@ pub(crate) struct Word {
 #[derive(Debug, Clone)]
 pub(crate) struct NamespaceTable {
     pub owner: Owner,
+    /// Whether it has nothing but boards. They are no claim to the name: only who opens a run has asked the durable tier whose it is.
+    pub boards_alone: bool,
     /// Runs below are fenced off.
     pub fence: RunId,
     /// The highest run that was promised to whoever opens it, here or at a peer.
@@ -454,6 +456,7 @@ impl NamespaceTable {
     pub fn new(owner: Owner) -> Self {
         Self {
             owner,
+            boards_alone: false,
             fence: RunId::ZERO,
             promised: RunId::ZERO,
             granted: RunId::ZERO,

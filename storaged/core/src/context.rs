@@ -251,7 +251,9 @@ impl Context {
     }
 
     pub(crate) fn owner_of(&self, namespace: &Namespace) -> Option<Owner> {
-        self.namespaces.get(namespace).map(|table| table.owner)
+        let table = self.namespaces.get(namespace);
+        let table = table.filter(|table| !table.boards_alone || planted!("boards_claim_names"));
+        table.map(|table| table.owner)
     }
 
     /// Bytes of the budget that nothing has reserved.

@@ -123,7 +123,10 @@ impl Context {
     fn keep_job(&mut self, namespace: Namespace, out: &mut Vec<Output>) {
         let keys = self.keys.of_job(&namespace);
         let retired = keys.map(|keys| keys.retired.clone());
-        let record = self.namespaces.get(&namespace).map(|table| KeptNamespace {
+        let table = self.namespaces.get(&namespace);
+        // Boards end with the daemon.
+        let table = table.filter(|table| !table.boards_alone);
+        let record = table.map(|table| KeptNamespace {
             namespace: namespace.clone(),
             owner: table.owner,
             fence: table.fence,

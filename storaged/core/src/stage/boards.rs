@@ -2,13 +2,14 @@
 //! node keeps one per rank and kind until the job leaves RAM, and never looks into it: what is on it is torn wherever its
 //! writer died, and its readers must see that for themselves.
 
-use storaged_wire::local::BoardKind;
-use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
+use storaged_wire::local::{BoardKind, Reply};
+use storaged_wire::{Namespace, Owner, Rank, Refusal, RefusalCode, SlotId};
 
 use crate::api::RequestId;
-use crate::catalog::{Slot, SlotUse};
+use crate::catalog::{NamespaceTable, Slot, SlotUse};
 use crate::context::Context;
 use crate::limits;
+use crate::place::wrong_token;
 
 impl SlotUse {
     /// The request that it is being made for, if a client waits for it.
@@ -39,6 +40,7 @@ impl Context {
         let attached = self.attached(id)?.clone();
         let namespace = &attached.namespace;
         let before = self.board_of(namespace, rank, kind)?;
+        let before = before.filter(|_| self.are_boards_of(namespace, attached.owner));
         if let Some(slot) = before.filter(|slot| self.slots[slot].capacity >= bytes) {
             self.touch(namespace);
             self.reply_with_slot(id, slot);
@@ -56,7 +58,7 @@ impl Context {
             );
             return Err(Refusal::new(RefusalCode::BudgetFull, text));
         }
-        self.namespace_table(namespace, attached.owner);
+        self.table_of_boards(namespace, attached.owner);
         self.touch(namespace);
         let coming = SlotUse::BoardComing(kind, id);
         self.create_slot(namespace, rank, bytes, coming)?;
@@ -85,6 +87,52 @@ impl Context {
             }
         }
         Ok(None)
+    }
+
+    /// Whether who has this token has the boards of a job.
+    fn are_boards_of(&self, namespace: &Namespace, owner: Owner) -> bool {
+        let table = self.namespaces.get(namespace);
+        table.is_some_and(|table| table.owner == owner)
+    }
+
+    /// What boards are filed under. While nobody has opened a run of the job, of two tokens the later one has them.
+    fn table_of_boards(&mut self, namespace: &Namespace, owner: Owner) {
+        let is_others = |table: &NamespaceTable| table.boards_alone && table.owner != owner;
+        if self.namespaces.get(namespace).is_some_and(is_others) {
+            self.drop_boards(namespace);
+            self.namespaces.remove(namespace);
+        }
+        let new = NamespaceTable {
+            boards_alone: true,
+            ..NamespaceTable::new(owner)
+        };
+        self.namespaces.entry(namespace.clone()).or_insert(new);
+    }
+
+    /// A job is known whose name nobody has claimed before: boards of another token go.
+    pub(super) fn claim_from_boards(&mut self, namespace: &Namespace, owner: Owner) {
+        let table = self.namespaces.get_mut(namespace);
+        let Some(table) = table.filter(|table| table.boards_alone) else {
+            return;
+        };
+        if table.owner == owner {
+            table.boards_alone = false;
+        } else {
+            self.drop_boards(namespace);
+            self.namespaces.remove(namespace);
+        }
+    }
+
+    /// A board is there. Meanwhile the job may have been opened by another token, whose boards nobody else may write to.
+    pub(super) fn board_made(&mut self, slot: SlotId, kind: BoardKind, id: RequestId) {
+        let namespace = self.slots[&slot].namespace.clone();
+        let asked = self.conns.get(&id.conn);
+        if asked.is_some_and(|asked| !self.are_boards_of(&namespace, asked.owner)) {
+            self.drop_slot(slot);
+            return self.reply(id, Reply::Refused(wrong_token(&namespace)));
+        }
+        self.slot_mut(slot).used_for = SlotUse::Board(kind);
+        self.reply_with_slot(id, slot);
     }
 
     /// A job's boards go with it; one that is being made is somebody's who is here.

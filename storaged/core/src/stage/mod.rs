@@ -195,6 +195,7 @@ impl Context {
         owner: Owner,
     ) -> &mut NamespaceTable {
         self.keeping.touch_job(namespace);
+        self.claim_from_boards(namespace, owner);
         self.namespaces
             .entry(namespace.clone())
             .or_insert_with(|| NamespaceTable::new(owner))

@@ -39,9 +39,29 @@ fn only_goes_on(request: &Request) -> bool {
     )
 }
 
+/// Whether it is about the job of who asks, other than giving something back.
+fn is_of_job(request: &Request) -> bool {
+    !matches!(
+        request,
+        Request::Hello { .. }
+            | Request::ReleaseSlot { .. }
+            | Request::CloseShard { .. }
+            | Request::Status
+            | Request::List { .. }
+            | Request::RestartSafe { .. }
+            | Request::Drain(_)
+    )
+}
+
 impl Context {
     /// Whether a connection may ask for this: by a token that was changed since it said hello nothing new is begun.
     pub(crate) fn check_goes_on(&self, id: RequestId, request: &Request) -> Result<(), Refusal> {
+        // Who said hello while nobody had opened the job was asked for no other token than its own.
+        if let Some(attached) = self.conns.get(&id.conn).filter(|_| is_of_job(request))
+            && !planted!("owner_asked_at_hello_alone")
+        {
+            self.check_owner(&attached.namespace, attached.owner)?;
+        }
         if only_goes_on(request) {
             return Ok(());
         }

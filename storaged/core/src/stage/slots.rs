@@ -176,10 +176,7 @@ impl Context {
             SlotUse::Creating(_) => self.free_slot_again(slot),
             SlotUse::Opening => self.emit(Event::OpeningSlot(slot, Ok(()))),
             SlotUse::Repairing => self.emit(Event::RepairSlot(slot, Ok(()))),
-            SlotUse::BoardComing(kind, id) => {
-                self.slot_mut(slot).used_for = SlotUse::Board(kind);
-                self.reply_with_slot(id, slot);
-            }
+            SlotUse::BoardComing(kind, id) => self.board_made(slot, kind, id),
             _ => {}
         }
     }
