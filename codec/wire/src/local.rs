@@ -244,6 +244,7 @@ pub enum Request {
         #[n(1)]
         rank: Rank,
         #[n(2)]
+        #[cbor(decode_with = "crate::ranges::decode")]
         ranges: Vec<ByteRange>,
         #[n(3)]
         timeout_ms: u32,

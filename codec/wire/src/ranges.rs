@@ -1,7 +1,11 @@
 //! Which bytes of a shard a reader asks for.
 
+use minicbor::decode::{Decoder, Error};
 use minicbor::{Decode, Encode};
 use storaged_codec::ChunkSize;
+
+/// So many ranges are read before they are merged.
+const MERGED_EACH: usize = 1 << 16;
 
 /// `offset..offset + length` of a shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
@@ -35,8 +39,24 @@ impl ByteRange {
             }
             joins
         });
+        // A million that have become one would hold the memory of a million for as long as it is worked on.
+        ranges.shrink_to_fit();
         ranges
     }
+}
+
+/// A list of ranges, merged as it is read: a long one of ranges that overlap is never here whole.
+pub(crate) fn decode<C>(decoder: &mut Decoder<'_>, cx: &mut C) -> Result<Vec<ByteRange>, Error> {
+    let mut ranges = Vec::new();
+    let mut merged_at = MERGED_EACH;
+    for range in decoder.array_iter_with(cx)? {
+        ranges.push(range?);
+        if ranges.len() >= merged_at {
+            ranges = ByteRange::merged(ranges);
+            merged_at = MERGED_EACH.max(2 * ranges.len());
+        }
+    }
+    Ok(ranges)
 }
 
 #[cfg(test)]
@@ -58,6 +78,32 @@ mod tests {
         );
         let far = vec![range(0, 10), range(4_106, 1)];
         assert_eq!(ByteRange::merged(far.clone()), far);
+    }
+
+    #[test]
+    fn a_long_list_is_merged_while_it_is_read() {
+        struct List(Vec<ByteRange>);
+        impl<'b> Decode<'b, ()> for List {
+            fn decode(decoder: &mut Decoder<'b>, cx: &mut ()) -> Result<Self, Error> {
+                decode(decoder, cx).map(Self)
+            }
+        }
+        let read = |ranges: &[ByteRange]| -> Vec<ByteRange> {
+            let List(read) = minicbor::decode(&minicbor::to_vec(ranges).unwrap()).unwrap();
+            read
+        };
+        let short = [range(5, 1), range(0, 9), range(5, 0)];
+        assert_eq!(read(&short), short);
+        let overlapping: Vec<_> = (0..600_000).map(|at| range(at % 1000, 1)).collect();
+        let few = read(&overlapping);
+        assert!(few.capacity() <= 2 * MERGED_EACH, "{}", few.capacity());
+        assert_eq!(ByteRange::merged(few), [range(0, 1000)]);
+        let apart: Vec<_> = (0..200_000).map(|at| range(at << 20, 1)).collect();
+        assert_eq!(read(&apart), apart);
+        assert!(
+            minicbor::decode::<List>(&[0x82, 0x82, 1, 2]).is_err(),
+            "one of two"
+        );
     }
 
     #[test]
