@@ -54,6 +54,8 @@ pub struct Promises {
     /// The epoch of the node whose rank commits a step, when that rank says so.
     described_in: BTreeMap<CheckpointKey, u64>,
     pub floors: BTreeMap<Namespace, Floor>,
+    /// When a machine was lost last.
+    lost_at: Option<u64>,
     pub doubts: BTreeMap<Namespace, Doubt>,
     /// When something new was last shown as at least protected.
     pub progress: BTreeMap<Namespace, (CheckpointKey, u64)>,
@@ -337,8 +339,12 @@ impl World {
     /// What a machine has goes with it, now or soon. What is promised at this instant must bear that, which may be a newer step than at
     /// the last look, and one that bears less: a step goes for it that only nodes that cannot be reached would have made safer.
     pub(super) fn lose_machine(&mut self, machine: usize) {
-        for namespace in self.namespaces() {
-            self.protected_bears_m_losses(&namespace);
+        // Of those that are lost at one instant nothing is promised in between.
+        let now = self.now;
+        if self.month().promises.lost_at.replace(now) != Some(now) {
+            for namespace in self.namespaces() {
+                self.protected_bears_m_losses(&namespace);
+            }
         }
         self.month().promises.lost(machine);
     }
