@@ -131,7 +131,7 @@ impl Context {
 
     /// Whether a peer may tell of this job: it is known here, or not too many are only known from that peer.
     pub(crate) fn may_tell_of(&mut self, from: &NodeName, job: &Namespace) -> bool {
-        if self.namespaces.contains_key(job) || from == self.me() {
+        if self.owner_of(job).is_some() || from == self.me() {
             return true;
         }
         let may = self.testimony.may_bring(from, job);

@@ -6,7 +6,10 @@ mod testkit;
 use cluster::Cluster;
 use storaged_core::ConnId;
 use storaged_wire::local::{BoardKind, LOCAL_VERSION, Reply, Request, Role};
-use storaged_wire::{CheckpointState, Namespace, Rank, RefusalCode, SlotId, Step};
+use storaged_wire::{
+    CheckpointState, Namespace, Rank, RefusalCode, RunId, SlotId, Step, WorldSize,
+};
+use testkit::TOKEN;
 
 const BYTES: u64 = 3 << 20;
 
@@ -106,13 +109,7 @@ const OTHER: &[u8] = b"the token of somebody else";
 /// A reader of the job that says another token than its owner.
 fn stranger(cluster: &mut Cluster, job: &str) -> (ConnId, Reply) {
     let conn = cluster.fresh_conn();
-    let hello = Request::Hello {
-        version: LOCAL_VERSION,
-        namespace: Namespace::new(job).unwrap(),
-        token: OTHER.to_vec().into(),
-        role: Role::Reader,
-    };
-    let reply = cluster.ask(0, conn, hello);
+    let reply = cluster.ask(0, conn, hello(job, OTHER, Role::Reader));
     (conn, reply)
 }
 
@@ -186,4 +183,130 @@ fn boards_of_a_job_that_nobody_has_opened_are_the_later_tokens() {
     cluster.begin_job("fresh");
     let again = board(&mut cluster, own, 0, BoardKind::Steps, 0);
     assert_eq!(granted(&again).0, second);
+}
+
+fn hello(job: &str, token: &[u8], role: Role) -> Request {
+    Request::Hello {
+        version: LOCAL_VERSION,
+        namespace: Namespace::new(job).unwrap(),
+        token: token.to_vec().into(),
+        role,
+    }
+}
+
+fn trainer_of(run: RunId, world: u32) -> Role {
+    Role::Trainer {
+        run,
+        rank: Rank::new(0),
+        world_size: WorldSize::new(world).unwrap(),
+    }
+}
+
+/// Peers are asked whose a job is that a node does not know, by its owner and by whoever makes up a run of it.
+#[test]
+fn a_board_claims_no_name_at_peers() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    let (thief, _) = stranger(&mut cluster, "fresh");
+    granted(&board(&mut cluster, thief, 0, BoardKind::Steps, BYTES));
+    for node in 0..6 {
+        let conn = cluster.fresh_conn();
+        let made_up = hello("fresh", OTHER, trainer_of(RunId::new(77), 1));
+        let reply = cluster.ask(node, conn, made_up);
+        assert_eq!(code(&reply), Some(RefusalCode::UnknownRun), "n{node}");
+    }
+    cluster.kill(1);
+    cluster.run_for(4_000);
+    cluster.start_after(0, 1);
+    cluster.run_for(1);
+    for node in [1, 0, 2, 3, 4, 5] {
+        let conn = cluster.fresh_conn();
+        let reply = cluster.ask(node, conn, hello("fresh", TOKEN, Role::Reader));
+        assert!(matches!(reply, Reply::Welcome { .. }), "n{node}: {reply:?}");
+    }
+    cluster.begin_job("fresh");
+}
+
+#[test]
+fn a_board_that_is_refused_takes_no_other_away() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    cluster.ask_of("fresh");
+    let own = cluster.connect(0, Role::Reader);
+    let made = granted(&board(&mut cluster, own, 0, BoardKind::Steps, BYTES));
+    let (thief, _) = stranger(&mut cluster, "fresh");
+    let refused = board(&mut cluster, thief, 0, BoardKind::Steps, 1 << 60);
+    assert_eq!(code(&refused), Some(RefusalCode::BudgetFull));
+    let there = board(&mut cluster, own, 0, BoardKind::Steps, 0);
+    assert_eq!(granted(&there), made);
+}
+
+#[test]
+fn a_board_whose_asker_has_gone_is_nobodys() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    let used = cluster.ledger(0).used;
+    let (thief, _) = stranger(&mut cluster, "fresh");
+    let wish = Request::Board {
+        rank: Rank::new(0),
+        kind: BoardKind::Steps,
+        bytes: 64 << 20,
+    };
+    cluster.send(0, thief, wish);
+    cluster.disconnect(0, thief);
+    cluster.begin_job("fresh");
+    cluster.run_for(2_000);
+    assert_eq!(cluster.ledger(0).used, used);
+    let own = cluster.connect(0, Role::Reader);
+    let none = board(&mut cluster, own, 0, BoardKind::Steps, 0);
+    assert_eq!(code(&none), Some(RefusalCode::NoCheckpoint), "{none:?}");
+}
+
+/// No job can be opened while too many are new.
+#[test]
+fn boards_that_are_refused_leave_no_names() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    let jobs = cluster.ledger(0).jobs;
+    for at in 0..300 {
+        let (conn, _) = stranger(&mut cluster, &format!("name{at}"));
+        board(&mut cluster, conn, 0, BoardKind::Steps, 1 << 60);
+        cluster.disconnect(0, conn);
+    }
+    assert_eq!(cluster.ledger(0).jobs, jobs);
+    cluster.begin_job("fresh");
+}
+
+/// Its node has heard of no run and no owner when it says hello.
+#[test]
+fn a_trainer_that_has_waited_for_its_run_is_asked_whose_the_job_is() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    let others = [0, 2, 3, 4, 5];
+    let until = cluster.now + 20_000;
+    for other in others {
+        for (from, to) in [(1, other), (other, 1)] {
+            cluster.part(from, to);
+            cluster.link_of(from, to).cut_until = until;
+        }
+    }
+    cluster.ask_of("fresh");
+    let reader = cluster.connect(0, Role::Reader);
+    let opened = cluster.ask(0, reader, Request::OpenRun { timeout_ms: 10_000 });
+    let Reply::RunOpened { run } = opened else {
+        panic!("no run: {opened:?}");
+    };
+    cluster.run_for(14_000);
+    // `storaged status` has told of the run.
+    let conn = cluster.fresh_conn();
+    let id = cluster.send(1, conn, hello("fresh", OTHER, trainer_of(run, 7)));
+    cluster.run_for(1_000);
+    assert!(cluster.answer(id).is_none(), "it waits");
+    for other in others {
+        for (from, to) in [(1, other), (other, 1)] {
+            cluster.link_of(from, to).cut_until = 0;
+            cluster.join(from, to);
+        }
+    }
+    cluster.run_for(500);
+    let refused = cluster.answer(id).expect("an answer");
+    assert_eq!(code(refused), Some(RefusalCode::WrongToken), "{refused:?}");
+    let conn = cluster.fresh_conn();
+    let own = cluster.ask(1, conn, hello("fresh", TOKEN, trainer_of(run, 4)));
+    assert!(matches!(own, Reply::Welcome { .. }), "{own:?}");
 }

@@ -3,7 +3,7 @@
 mod cluster;
 mod testkit;
 
-use cluster::{Cluster, Conduct, Room};
+use cluster::{Cluster, Conduct, Listing, Room};
 use minicbor::bytes::{ByteArray, ByteVec};
 use storaged_core::{ConnId, Input, Viewer};
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
@@ -438,4 +438,26 @@ fn a_job_keeps_one_change_that_the_tier_has_not_taken_and_no_long_ones() {
     assert_eq!(refused(&reply), Some(RefusalCode::Busy), "{reply:?}");
     cluster.run_for(20_000);
     new_alone_opens(&mut cluster, 0..3);
+}
+
+/// It said hello while nobody could tell of the change, and is taken for somebody else until the job is known.
+#[test]
+fn a_reader_by_the_newest_token_goes_on_once_the_tier_tells_of_the_change() {
+    let mut cluster = saved_with_tier(1);
+    rotate(&mut cluster, 0, TOKEN, NEW);
+    save_durably(&mut cluster);
+    all_die(&mut cluster);
+    cluster.scene.tier.as_mut().unwrap().listing = Listing::FailsAfter(50);
+    let early = come(&mut cluster, 0, NEW).expect("it is let in while the tier is away");
+    cluster.scene.tier.as_mut().unwrap().listing = Listing::After(20);
+    let late = come(&mut cluster, 0, NEW).expect("it opens the job");
+    let opened = cluster.ask(0, late, Request::OpenRun { timeout_ms: 10_000 });
+    assert!(matches!(opened, Reply::RunOpened { .. }), "{opened:?}");
+    let plan = Request::Plan {
+        step: None,
+        timeout_ms: 5_000,
+        allow_older: true,
+    };
+    let planned = cluster.ask(0, early, plan);
+    assert!(matches!(planned, Reply::Plan(_)), "{planned:?}");
 }

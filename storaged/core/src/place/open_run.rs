@@ -145,7 +145,7 @@ impl Runs {
 
     /// A job that is new here is remembered, and told to all nodes, whether it ever saves or not: no tenant fills their tables with names.
     fn has_room_for_job(&self, namespace: &Namespace, cx: &Context) -> Result<(), Refusal> {
-        if cx.owner_of(namespace).is_some() || planted!("names_without_end") {
+        if cx.namespaces.contains_key(namespace) || planted!("names_without_end") {
             return Ok(());
         }
         let of_tenant = |name: &Namespace| name.tenant() == namespace.tenant();

@@ -73,10 +73,10 @@ impl Context {
 
     /// Whether the job is the planner's, by what those say who answered.
     pub(super) fn check_planner(&self, plan: &SurveyInProgress) -> Result<(), Refusal> {
+        self.check_owner(&plan.namespace, plan.owner)?;
         if !plan.foreign_owner {
             return Ok(());
         }
-        self.check_owner(&plan.namespace, plan.owner)?;
         Err(wrong_token(&plan.namespace))
     }
 

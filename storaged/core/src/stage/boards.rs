@@ -9,7 +9,6 @@ use crate::api::RequestId;
 use crate::catalog::{NamespaceTable, Slot, SlotUse};
 use crate::context::Context;
 use crate::limits;
-use crate::place::wrong_token;
 
 impl SlotUse {
     /// The request that it is being made for, if a client waits for it.
@@ -58,10 +57,10 @@ impl Context {
             );
             return Err(Refusal::new(RefusalCode::BudgetFull, text));
         }
-        self.table_of_boards(namespace, attached.owner);
-        self.touch(namespace);
         let coming = SlotUse::BoardComing(kind, id);
         self.create_slot(namespace, rank, bytes, coming)?;
+        self.table_of_boards(namespace, attached.owner);
+        self.touch(namespace);
         // Whoever still writes to it has it mapped; nobody will read it again.
         if let Some(before) = before {
             self.drop_slot(before);
@@ -126,13 +125,23 @@ impl Context {
     /// A board is there. Meanwhile the job may have been opened by another token, whose boards nobody else may write to.
     pub(super) fn board_made(&mut self, slot: SlotId, kind: BoardKind, id: RequestId) {
         let namespace = self.slots[&slot].namespace.clone();
-        let asked = self.conns.get(&id.conn);
-        if asked.is_some_and(|asked| !self.are_boards_of(&namespace, asked.owner)) {
-            self.drop_slot(slot);
-            return self.reply(id, Reply::Refused(wrong_token(&namespace)));
+        // Of one that has gone nobody knows whose board it is, and nothing is on it.
+        let Some(owner) = self.conns.get(&id.conn).map(|asked| asked.owner) else {
+            return self.drop_slot(slot);
+        };
+        if self.are_boards_of(&namespace, owner) {
+            self.slot_mut(slot).used_for = SlotUse::Board(kind);
+            return self.reply_with_slot(id, slot);
         }
-        self.slot_mut(slot).used_for = SlotUse::Board(kind);
-        self.reply_with_slot(id, slot);
+        self.drop_slot(slot);
+        let refusal = match self.check_owner(&namespace, owner) {
+            Err(refusal) => refusal,
+            Ok(()) => Refusal::new(
+                RefusalCode::Busy,
+                "another token has had boards made of a job that nobody has opened: ask again",
+            ),
+        };
+        self.reply(id, Reply::Refused(refusal));
     }
 
     /// A job's boards go with it; one that is being made is somebody's who is here.

@@ -192,7 +192,7 @@ impl Context {
     }
 
     fn remember_durable(&mut self, namespace: &Namespace, step: DurableStep) {
-        if self.namespaces.contains_key(namespace) {
+        if self.owner_of(namespace).is_some() {
             self.keys.note_durable(namespace, step);
             self.keeping.touch_job(namespace);
         }
@@ -201,7 +201,7 @@ impl Context {
     /// A checkpoint is in the tier with a MAC: a listing has compared it, or this node has published it.
     pub(crate) fn remember_mac(&mut self, namespace: &Namespace, step: DurableStep) {
         self.remember_durable(namespace, step);
-        if self.namespaces.contains_key(namespace) {
+        if self.owner_of(namespace).is_some() {
             self.keys.note_mac(namespace, step);
         }
     }

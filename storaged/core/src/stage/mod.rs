@@ -138,6 +138,10 @@ impl Context {
             rank,
             world_size,
         } = hello;
+        // It may have waited for its run, and the job may have turned out to be another token's meanwhile.
+        if !planted!("waiting_trainers_are_owners") {
+            self.check_owner(&namespace, owner)?;
+        }
         self.check_fence(&namespace, run)?;
         let known = self
             .namespaces

@@ -55,17 +55,38 @@ fn is_of_job(request: &Request) -> bool {
 
 impl Context {
     /// Whether a connection may ask for this: by a token that was changed since it said hello nothing new is begun.
-    pub(crate) fn check_goes_on(&self, id: RequestId, request: &Request) -> Result<(), Refusal> {
-        // Who said hello while nobody had opened the job was asked for no other token than its own.
-        if let Some(attached) = self.conns.get(&id.conn).filter(|_| is_of_job(request))
-            && !planted!("owner_asked_at_hello_alone")
-        {
-            self.check_owner(&attached.namespace, attached.owner)?;
+    pub(crate) fn check_goes_on(
+        &mut self,
+        id: RequestId,
+        request: &Request,
+    ) -> Result<(), Refusal> {
+        if is_of_job(request) && !planted!("owner_asked_at_hello_alone") {
+            self.check_asker(id.conn)?;
         }
         if only_goes_on(request) {
             return Ok(());
         }
         self.check_token_current(id.conn)
+    }
+
+    /// Who said hello while nobody had opened the job was asked for no other token than its own: it may be no owner, or have said the
+    /// newest token when the record of its change could not be read.
+    fn check_asker(&mut self, conn: ConnId) -> Result<(), Refusal> {
+        let Some(attached) = self.conns.get(&conn) else {
+            return Ok(());
+        };
+        let Err(refusal) = self.check_owner(&attached.namespace, attached.owner) else {
+            return Ok(());
+        };
+        let proven = self.successions.proven(&attached.namespace);
+        let said = attached.said.map(|said| said.credential);
+        let owner = proven.filter(|it| said == Some(it.credential));
+        let owner = owner.map(|it| it.owner).ok_or(refusal)?;
+        self.check_owner(&attached.namespace, owner)?;
+        if let Some(attached) = self.conns.get_mut(&conn) {
+            attached.owner = owner;
+        }
+        Ok(())
     }
 
     /// Whether the token by which somebody is connected was not changed since.
@@ -361,7 +382,7 @@ impl Context {
             return;
         };
         let is_read = self.conns.values().any(|it| it.namespace == namespace);
-        if self.owner_of(&namespace).is_none() && !is_read {
+        if !self.namespaces.contains_key(&namespace) && !is_read {
             self.successions.forget_job(&namespace);
         }
     }

@@ -139,7 +139,19 @@ impl World {
         };
         let mut stays = all;
         self.keep_what_stays(&mut stays);
-        sets(&up, losses).all(|lost| self.is_whole_without(name, &stays, lost))
+        self.bears_every(losses, &up, name, &stays)
+    }
+
+    /// Whether it bears every set of so many losses of these nodes. Where there are fewer nodes it bears no such set.
+    fn bears_every(
+        &self,
+        losses: usize,
+        up: &[usize],
+        name: Digest,
+        held: &[(usize, Shown)],
+    ) -> bool {
+        let mut lost = sets(up, losses);
+        losses <= up.len() && lost.all(|lost| self.is_whole_without(name, held, lost))
     }
 
     /// What is shown as protected bears every set of as many losses as is said, at this instant.
@@ -159,11 +171,11 @@ impl World {
         let said = said.map(|(_, it)| it.bears.map_or(m, |bears| bears as usize).min(m));
         // Of a process that is paused, and of one that is cut off from most others, nobody learns that what it showed last was lost since.
         let said = said.max();
-        let bears = |losses| sets(&up, losses).all(|lost| self.is_whole_without(name, all, lost));
+        let bears = |losses| self.bears_every(losses, &up, name, all);
         let as_said = said.is_none_or(bears);
         let mut stays = all.clone();
         self.keep_what_stays(&mut stays);
-        let stay = |losses| sets(&up, losses).all(|lost| self.is_whole_without(name, &stays, lost));
+        let stay = |losses| self.bears_every(losses, &up, name, &stays);
         let stays_as_said = said.is_some_and(|said| said > 0 && stay(said));
         let fully = stay(m);
         let durable = self.tier.published.contains_key(&key);
@@ -177,7 +189,9 @@ impl World {
         }
         let floor = promises.floors.get(namespace);
         let is_newer = floor.is_none_or(|floor| floor.key < key);
-        let borne = if fully {
+        // An older one would hide that the newer is gone, unless it may be.
+        let may_fall = floor.is_none_or(|floor| floor.key <= key || floor.lost.len() > floor.bears);
+        let borne = if fully && may_fall {
             Some(m)
         } else {
             said.filter(|_| stays_as_said && is_newer)
@@ -210,9 +224,10 @@ impl World {
         let Doubt { since, down_ms, .. } = *doubt;
         let found_out_ms =
             FOUND_OUT_MS + down_ms.min(DOWN_MS_MAX) + if rots { SCRUB_MS } else { 0 };
+        let by: Vec<_> = all.iter().map(|(node, it)| (node, it.state)).collect();
         assert!(
             now - since < found_out_ms,
-            "protected bears every {said} losses: {key:?} is shown at {now} ms and has not since {since}"
+            "protected bears every {said} losses: {key:?} is shown at {now} ms and has not since {since}: {by:?}"
         );
     }
 

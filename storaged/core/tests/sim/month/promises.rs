@@ -339,6 +339,12 @@ impl World {
     /// What a machine has goes with it, now or soon. What is promised at this instant must bear that, which may be a newer step than at
     /// the last look, and one that bears less: a step goes for it that only nodes that cannot be reached would have made safer.
     pub(super) fn lose_machine(&mut self, machine: usize) {
+        self.ask_what_is_promised();
+        self.month().promises.lost(machine);
+    }
+
+    /// Before something is lost.
+    pub(super) fn ask_what_is_promised(&mut self) {
         // Of those that are lost at one instant nothing is promised in between.
         let now = self.now;
         if self.month().promises.lost_at.replace(now) != Some(now) {
@@ -346,7 +352,6 @@ impl World {
                 self.protected_bears_m_losses(&namespace);
             }
         }
-        self.month().promises.lost(machine);
     }
 
     pub(super) fn keep_promises(&mut self) {

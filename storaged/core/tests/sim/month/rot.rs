@@ -48,6 +48,7 @@ impl World {
         let jobs = self.month().jobs.all.len() as u64;
         let job = self.random(jobs) as usize;
         let namespace = self.month().jobs.all[job].namespace.clone();
+        self.ask_what_is_promised();
         let Some(rotten) = self.rots(machine, &namespace) else {
             return;
         };
