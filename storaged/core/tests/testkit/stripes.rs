@@ -40,8 +40,21 @@ impl<S: Scene> World<S> {
         turn: StripeTurn,
         kept: &mut BTreeMap<usize, Vec<u64>>,
     ) -> Result<(), Failed> {
-        let first = &members.values().next().expect("it has members").work;
+        let (begun, Participant { work: first, .. }) =
+            members.first_key_value().expect("it has members");
         let plan = first.plan.classes()[turn.class].clone();
+        // One that lies has others begin by plans that do not fit one another.
+        let senders = plan.edges.iter().map(|edge| edge.from);
+        let mut named = senders.chain(plan.hops.iter().map(|hop| hop.member));
+        if let Some(absent) = named.find(|member| !members.contains_key(member)) {
+            return Err(Failed {
+                member: *begun,
+                fault: SessionFault::Neighbour {
+                    node: first.members[absent].clone(),
+                    reason: "has not begun".into(),
+                },
+            });
+        }
         for edge in &plan.edges {
             let node = members[&edge.from].pid.node;
             let sent = self.sessions.counts.sent.entry(node).or_default();
