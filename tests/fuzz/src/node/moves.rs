@@ -394,7 +394,8 @@ impl Cluster {
         let hurry = self.scene.oracle.open().filter(|(_, open)| open.by <= soon);
         let last = hurry.map(|(_, open)| open.by).max();
         if let Some(last) = last {
-            self.run_to(last);
+            // One that was paused up to now has not looked at the time yet.
+            self.run_to(last.max(self.now + 1_500));
         }
         let late = self.scene.oracle.open().find(|(id, open)| {
             let waits = self.scene.clients.contains_key(&id.conn) && self.lives(open.pid);
