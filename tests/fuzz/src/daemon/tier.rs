@@ -334,7 +334,12 @@ async fn read(objects: Objects, how: u8) {
     for (slot, manifest) in (1..).zip(&listing.manifests) {
         let saved = honest().steps.get(&manifest.name());
         let is_checked = matches!(trust, Trust::Job { .. }) && require_mac == RequireMac::Always;
-        assert!(saved.is_some() || !is_checked, "a forged step is offered");
+        // Where nothing else is left, one of another token says that the name is not this one's: no plan offers it.
+        let is_own = manifest.manifest().owner == Owner::of_token(TOKEN);
+        assert!(
+            saved.is_some() || !is_checked || !is_own,
+            "a forged step is offered"
+        );
         fetch(&trickle, &memory, manifest, SlotId::new(slot), &trust).await;
     }
 }
