@@ -54,8 +54,8 @@ pub struct Promises {
     /// The epoch of the node whose rank commits a step, when that rank says so.
     described_in: BTreeMap<CheckpointKey, u64>,
     pub floors: BTreeMap<Namespace, Floor>,
-    /// When a machine was lost last.
-    lost_at: Option<u64>,
+    /// When what is promised was asked for last before a loss.
+    asked_at: Option<u64>,
     pub doubts: BTreeMap<Namespace, Doubt>,
     /// When something new was last shown as at least protected.
     pub progress: BTreeMap<Namespace, (CheckpointKey, u64)>,
@@ -347,7 +347,7 @@ impl World {
     pub(super) fn ask_what_is_promised(&mut self) {
         // Of those that are lost at one instant nothing is promised in between.
         let now = self.now;
-        if self.month().promises.lost_at.replace(now) != Some(now) {
+        if self.month().promises.asked_at.replace(now) != Some(now) {
             for namespace in self.namespaces() {
                 self.protected_bears_m_losses(&namespace);
             }
