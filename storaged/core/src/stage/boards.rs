@@ -96,11 +96,7 @@ impl Context {
 
     /// What boards are filed under. While nobody has opened a run of the job, of two tokens the later one has them.
     fn table_of_boards(&mut self, namespace: &Namespace, owner: Owner) {
-        let is_others = |table: &NamespaceTable| table.boards_alone && table.owner != owner;
-        if self.namespaces.get(namespace).is_some_and(is_others) {
-            self.drop_boards(namespace);
-            self.namespaces.remove(namespace);
-        }
+        self.drop_boards_of_others(namespace, owner);
         let new = NamespaceTable {
             boards_alone: true,
             ..NamespaceTable::new(owner)
@@ -108,15 +104,10 @@ impl Context {
         self.namespaces.entry(namespace.clone()).or_insert(new);
     }
 
-    /// A job is known whose name nobody has claimed before: boards of another token go.
-    pub(super) fn claim_from_boards(&mut self, namespace: &Namespace, owner: Owner) {
-        let table = self.namespaces.get_mut(namespace);
-        let Some(table) = table.filter(|table| table.boards_alone) else {
-            return;
-        };
-        if table.owner == owner {
-            table.boards_alone = false;
-        } else {
+    /// Boards of a job whose name nobody has claimed go, with their table, if they are another token's.
+    pub(super) fn drop_boards_of_others(&mut self, namespace: &Namespace, owner: Owner) {
+        let is_others = |table: &NamespaceTable| table.boards_alone && table.owner != owner;
+        if self.namespaces.get(namespace).is_some_and(is_others) {
             self.drop_boards(namespace);
             self.namespaces.remove(namespace);
         }

@@ -199,10 +199,11 @@ impl Context {
         owner: Owner,
     ) -> &mut NamespaceTable {
         self.keeping.touch_job(namespace);
-        self.claim_from_boards(namespace, owner);
-        self.namespaces
-            .entry(namespace.clone())
-            .or_insert_with(|| NamespaceTable::new(owner))
+        self.drop_boards_of_others(namespace, owner);
+        let table = self.namespaces.entry(namespace.clone());
+        let table = table.or_insert_with(|| NamespaceTable::new(owner));
+        table.boards_alone = false;
+        table
     }
 
     pub(crate) fn trainer(
