@@ -6,8 +6,8 @@ mod testkit;
 use cluster::{Cluster, Room};
 use storaged_wire::local::{ByteRange, DurableWish, Reply, Request, Role, Rung};
 use storaged_wire::plan::{RestorePlan, Source};
-use storaged_wire::{CheckpointState, NodeName, Rank, RefusalCode, Step};
-use testkit::{CHUNK_BYTES, name, plan_newest};
+use storaged_wire::{CheckpointState, KeptRecord, NodeName, Rank, RefusalCode, SlotId, Step};
+use testkit::{CHUNK_BYTES, name, open_shard, plan_newest};
 
 const STRIPES: u64 = 100;
 
@@ -72,6 +72,50 @@ fn what_withheld_nodes_hold_is_decoded_from_the_others() {
             "n{node}"
         );
     }
+}
+
+/// The slot of each shard that a node has kept.
+fn slots(cluster: &mut Cluster, node: usize) -> Vec<SlotId> {
+    let kept = cluster.ram(node).kept.values();
+    let checkpoints = kept.filter_map(|record| match record {
+        KeptRecord::Checkpoint(checkpoint) => Some(checkpoint),
+        _ => None,
+    });
+    let shards = checkpoints.flat_map(|checkpoint| &checkpoint.shards);
+    shards.map(|shard| shard.slot).collect()
+}
+
+/// Readers, uploads and sessions are at that slot, and a trainer would be given it.
+#[test]
+fn a_node_that_is_taken_for_lost_keeps_its_shard_where_it_is() {
+    let mut cluster = durable();
+    let before = slots(&mut cluster, 0);
+    let copies = cluster.tier.expected.len();
+    let reader = cluster.connect(0, Role::Reader);
+    let Reply::Plan(plan) = cluster.ask(0, reader, plan_newest(10_000)) else {
+        panic!("a plan");
+    };
+    let (manifest, rank) = (plan.manifest, Rank::new(0));
+    let mut open = open_shard(manifest, rank, 30_000);
+    if let Request::OpenShard { withheld, .. } = &mut open {
+        *withheld = Some(vec![name(0)]);
+    }
+    let reply = cluster.ask(0, reader, open);
+    let Reply::ShardOpened { rung, .. } = reply else {
+        panic!("{reply:?}");
+    };
+    assert_eq!(rung, Rung::Decoded);
+    cluster.run_for(1_000);
+    assert_eq!(slots(&mut cluster, 0), before);
+    cluster.ask(0, reader, Request::CloseShard { manifest, rank });
+    cluster.run_for(1_000);
+    assert_eq!(slots(&mut cluster, 0), before);
+    assert_eq!(
+        cluster.tier.expected.len(),
+        copies,
+        "nothing is copied again"
+    );
+    assert_eq!(cluster.ram(0).node.audit().guests, 0);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use cluster::{Block, Cluster, STRIPE_MS};
 use storaged_core::Note;
 use storaged_wire::local::{DurableWish, Reply, Request, Role, Rung};
 use storaged_wire::{Digest, Rank};
-use testkit::{open_shard, plan_newest};
+use testkit::{acquire_slot, open_shard, plan_newest};
 
 const STRIPES: u64 = 400;
 
@@ -245,6 +245,48 @@ fn parity_goes_only_once_no_session_makes_it() {
         let ledger = cluster.ledger(node);
         assert_eq!(ledger.used, 0, "n{node}: {ledger:?}");
     }
+}
+
+/// A reader says that its node's copy is wrong, and the shard is made anew while others are healed from that copy: their session ends,
+/// is led again, and a trainer is given the slot at no time (the world sees to that).
+#[test]
+fn a_shard_that_a_reader_found_wrong_is_replaced_once_no_session_reads_it() {
+    let mut cluster = protected(STRIPES);
+    let manifest = planned(&mut cluster, 5);
+    cluster.kill(1);
+    cluster.run_for(10_000);
+    let reader = cluster.connect(0, Role::Reader);
+    let mut open = open_shard(manifest, Rank::new(0), 60_000);
+    if let Request::OpenShard { without, .. } = &mut open {
+        *without = Some(Rung::OwnRam);
+    }
+    let opened = cluster.send(0, reader, open);
+    cluster.run_for(STRIPES * STRIPE_MS / 2);
+    let since = cluster.now;
+    cluster.start_after(0, 1);
+    cluster.run_until(60_000, "opening", |cluster| {
+        cluster.answer(opened).is_some()
+    });
+    let answer = cluster.answer(opened);
+    let decoded = matches!(
+        answer,
+        Some(Reply::ShardOpened {
+            rung: Rung::Decoded,
+            ..
+        })
+    );
+    assert!(decoded, "{answer:?}");
+    assert!(cluster.healed_at(&[1], since).is_none());
+    let trainer = cluster.trainer(0);
+    for _ in 0..3 {
+        cluster.send(0, trainer, acquire_slot(1, 100));
+    }
+    cluster.run_until(60_000, "healing", |cluster| {
+        cluster.healed_at(&[1], since).is_some()
+    });
+    let own = open_of(&mut cluster, 0, 0, manifest);
+    cluster.run_for(10);
+    assert!(is_open(&cluster, own));
 }
 
 #[test]

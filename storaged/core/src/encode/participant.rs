@@ -558,7 +558,8 @@ impl Context {
     }
 
     fn settle_shard(&mut self, joined: &JoinedSession, rank: Rank, slot: SlotId, length: u64) {
-        match self.leaves_here(joined, rank) {
+        let is_held = self.sealed_shard(&joined.key, rank).is_some();
+        match self.leaves_here(joined, rank).filter(|_| !is_held) {
             Some(leaves) => {
                 let restored = Restored {
                     rank,
@@ -568,11 +569,21 @@ impl Context {
                 };
                 self.hold_restored(&joined.key, restored);
             }
-            None => self.drop_slot(slot),
+            None => {
+                self.drop_slot(slot);
+                self.emit(Event::RoomMade);
+                self.report_held(&joined.key);
+            }
         }
     }
 
-    /// A restored shard is one of this node's own again.
+    /// A shard that is held here, once its digests are known.
+    pub(crate) fn sealed_shard(&self, key: &CheckpointKey, rank: Rank) -> Option<SlotShard> {
+        let checkpoint = self.checkpoints.get(key)?;
+        checkpoint.shards.get(&rank)?.sealed()
+    }
+
+    /// A restored shard is one of this node's own again. No session reads from what it had instead.
     pub(crate) fn hold_restored(&mut self, key: &CheckpointKey, restored: Restored) {
         let Restored {
             rank,
@@ -603,6 +614,7 @@ impl Context {
             upload: Upload::Idle,
         };
         let replaced = checkpoint.shards.insert(rank, shard);
+        let name = checkpoint.name();
         self.out.push(Output::Digest {
             slot,
             length,
@@ -611,7 +623,12 @@ impl Context {
         let restored = key.clone();
         self.slot_mut(slot).used_for = SlotUse::Sealed(restored.clone());
         if let Some(old) = replaced {
-            self.free_slot_again(old.slot);
+            if let (Upload::Running, Some(manifest)) = (old.upload, name) {
+                self.out.push(Output::StopUpload { manifest, rank });
+            }
+            // Nobody else is given it: readers and that upload may be at it still.
+            self.drop_slot(old.slot);
+            self.emit(Event::RoomMade);
         }
         self.emit(Event::ShardBack(rank));
         self.start_uploads();

@@ -70,7 +70,7 @@ impl Sessions {
             // Where nothing is coded nobody can put the chunks back.
             None => cx.take_away(key, block),
         }
-        self.end_sessions_reading(block, cx);
+        self.end_sessions_reading(block, "has rotten chunks", cx);
         cx.announce(key);
         cx.report_held(key);
         self.tell_losses(cx);
@@ -121,7 +121,7 @@ impl Sessions {
     }
 
     /// Sessions that read from the block would find that out themselves, at whichever chunk they come to.
-    fn end_sessions_reading(&mut self, block: HeldBlock, cx: &mut Context) {
+    pub(crate) fn end_sessions_reading(&mut self, block: HeldBlock, why: &str, cx: &mut Context) {
         let reads = |source: &Source| match (source, block) {
             (Source::Shard { shard, .. }, HeldBlock::Shard(_, slot)) => shard.slot == slot,
             (Source::Parity { set }, HeldBlock::Parity(_, _, rotten)) => *set == rotten,
@@ -133,7 +133,7 @@ impl Sessions {
         for place in places {
             self.leave(&place, Closing::BrokenOff, cx);
             let SessionPlace { leader, session } = place;
-            let fault = SessionFault::Corrupt(format!("chunks of the {block} have rotted"));
+            let fault = SessionFault::Corrupt(format!("the {block} {why}"));
             cx.send(&leader, PeerMessage::Failed { session, fault });
         }
     }

@@ -20,7 +20,8 @@ use super::opening::{OpenRequest, ShardOpen, check_ranges, fingerprints_told};
 use super::plan::SurveyPurpose;
 use super::source_fault::{SourceFault, is_wrong};
 use crate::api::{
-    ConnId, DurableFault, DurableListing, DurablePolicy, Note, Now, Output, QueryId, RequestId,
+    ConnId, DurableFault, DurableListing, DurablePolicy, HeldBlock, Note, Now, Output, QueryId,
+    RequestId,
 };
 use crate::catalog::{Checkpoint, SlotUse};
 use crate::context::Context;
@@ -111,6 +112,7 @@ impl Restores {
         }
         let namespace = manifest.manifest().namespace.clone();
         let slot = cx.create_slot(&namespace, wish.rank, length, SlotUse::Opening)?;
+        let is_drill = wish.is_drill();
         let withheld = if planted!("withheld_asked") {
             BTreeSet::new()
         } else {
@@ -134,6 +136,7 @@ impl Restores {
                 survey,
                 excluded,
                 faults,
+                is_drill,
                 attempts: 0,
                 rung: Rung::Durable,
                 wary: false,
@@ -427,17 +430,35 @@ impl Restores {
                 length: entry.length,
                 leaves,
             };
-            self.keep_opened(name, restored, id.conn, cx);
+            self.keep_opened(name, restored, sessions, cx);
         }
     }
 
-    /// A whole shard of this node is its own again: healed by the way.
-    fn keep_opened(&mut self, name: Digest, restored: Restored, conn: ConnId, cx: &mut Context) {
+    /// A whole shard of this node is its own again: healed by the way. What it holds already stays, unless a reader found it wrong.
+    fn keep_opened(
+        &mut self,
+        name: Digest,
+        restored: Restored,
+        sessions: &mut Sessions,
+        cx: &mut Context,
+    ) {
         let Some(key) = cx.by_name.get(&name).cloned() else {
             return;
         };
-        self.openings.remove(&restored.slot);
-        let rank = restored.rank;
+        let (slot, rank) = (restored.slot, restored.rank);
+        let Some(opening) = self.openings.get(&slot) else {
+            return;
+        };
+        let conn = opening.id.conn;
+        let held = cx.sealed_shard(&key, rank);
+        let stays = opening.is_drill || held.is_some() && !opening.own_is_wrong();
+        if stays && !planted!("drills_replace_shards") {
+            return;
+        }
+        if let Some(held) = held {
+            sessions.end_sessions_reading(HeldBlock::Shard(rank, held.slot), "is replaced", cx);
+        }
+        self.openings.remove(&slot);
         cx.hold_restored(&key, restored);
         let shard = cx
             .checkpoints

@@ -79,6 +79,8 @@ pub(crate) struct ShardOpen {
     pub(super) survey: ClusterView,
     pub(super) excluded: BTreeSet<NodeName>,
     pub(super) faults: Vec<SourceFault>,
+    /// Nothing is lost: what comes is for its reader alone.
+    pub(super) is_drill: bool,
     pub(super) attempts: usize,
     pub(super) rung: Rung,
     /// A block came out wrong: from now on every block is checked by this node.
@@ -92,6 +94,12 @@ impl ShardOpen {
     /// Whether the reader has the shard.
     pub fn is_open(&self) -> bool {
         self.open
+    }
+
+    /// Whether its reader has found what this node holds to be wrong.
+    pub(super) fn own_is_wrong(&self) -> bool {
+        let mut faults = self.faults.iter();
+        faults.any(|fault| matches!(fault, SourceFault::FoundByReader(Rung::OwnRam)))
     }
 
     /// Bytes that are asked for.
