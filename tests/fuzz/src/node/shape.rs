@@ -62,9 +62,10 @@ impl Shape {
         1 + usize::from(self.0[0] >> 7)
     }
 
+    /// A daemon that is alone and has a code waits for others before it decides anything.
     fn geometry(self) -> Option<Geometry> {
         let (k, m) = self.pick(1, &[(2, 1), (4, 2), (2, 2), (3, 1), (4, 1), (0, 0)]);
-        Geometry::new(k, m).ok()
+        Geometry::new(k, m).ok().filter(|_| self.nodes() > 1)
     }
 
     /// Whether tenants have jobs of one name, and shares of the memory.
