@@ -154,15 +154,17 @@ impl Cluster {
 
     fn continue_if_paused(&mut self, node: usize) {
         if self.is_paused(node) {
+            self.scene.oracle.goes_on(node, self.now);
             self.continue_process(node);
         }
     }
 
     fn pause(&mut self, node: usize, twist: Twist) {
         if self.is_paused(node) {
-            return self.continue_process(node);
+            return self.continue_if_paused(node);
         }
         if self.is_up(node) {
+            self.scene.oracle.pauses(node, self.now);
             self.stop_process(node);
             self.run_for(twist.at() % 8_000);
             self.continue_if_paused(node);
@@ -391,15 +393,15 @@ impl Cluster {
     pub fn comes_to_rest(&mut self) {
         (0..self.processes.len()).for_each(|node| self.continue_if_paused(node));
         let soon = self.now + super::REST_MS;
-        let hurry = self.scene.oracle.open().filter(|(_, open)| open.by <= soon);
-        let last = hurry.map(|(_, open)| open.by).max();
+        let hurry = self.scene.oracle.open().filter_map(|(_, open)| open.by());
+        let last = hurry.filter(|by| *by <= soon).max();
         if let Some(last) = last {
             // One that was paused up to now has not looked at the time yet.
             self.run_to(last.max(self.now + 1_500));
         }
         let late = self.scene.oracle.open().find(|(id, open)| {
             let waits = self.scene.clients.contains_key(&id.conn) && self.lives(open.pid);
-            waits && open.by < self.now
+            waits && open.by().is_some_and(|by| by < self.now)
         });
         assert!(late.is_none(), "at {} not answered: {late:?}", self.now);
     }

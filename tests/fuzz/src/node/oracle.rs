@@ -26,8 +26,8 @@ const LATE_MS: u64 = 1_000;
 pub struct Open {
     pub pid: Pid,
     pub request: Request,
-    /// By when it must be.
-    pub by: u64,
+    /// When its node heard it; none while that is paused.
+    heard_at: Option<u64>,
     viewer: Viewer,
 }
 
@@ -42,18 +42,48 @@ pub struct Oracle {
     manifests: BTreeMap<Digest, Manifest>,
 }
 
+impl Open {
+    /// By when it must be answered; none as long as nobody has heard it.
+    pub fn by(&self) -> Option<u64> {
+        let heard_at = self.heard_at?;
+        Some(heard_at + limit_ms(&self.request) + LATE_MS)
+    }
+}
+
 impl Oracle {
     /// A request is about to be asked.
-    pub fn asks(&mut self, id: RequestId, pid: Pid, now: u64, viewer: Viewer, request: &Request) {
-        let by = now + limit_ms(request) + LATE_MS;
+    pub fn asks(
+        &mut self,
+        id: RequestId,
+        pid: Pid,
+        heard_at: Option<u64>,
+        viewer: Viewer,
+        request: &Request,
+    ) {
         let request = request.clone();
         let open = Open {
             pid,
             request,
-            by,
+            heard_at,
             viewer,
         };
         self.open.insert(id, open);
+    }
+
+    /// A node is paused and hears no more.
+    pub fn pauses(&mut self, node: usize, now: u64) {
+        let of_node = self.open.values_mut().filter(|open| open.pid.node == node);
+        for open in of_node {
+            open.heard_at = open.heard_at.filter(|at| *at <= now);
+        }
+    }
+
+    /// A node that was paused hears what it was asked meanwhile.
+    pub fn goes_on(&mut self, node: usize, now: u64) {
+        let of_node = self.open.values_mut().filter(|open| open.pid.node == node);
+        for open in of_node {
+            open.heard_at = open.heard_at.or(Some(now));
+        }
     }
 
     /// Whether something that was asked on a connection has not been answered.

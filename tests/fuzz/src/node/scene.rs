@@ -375,8 +375,8 @@ impl Cluster {
         let Some(pid) = self.pid(node) else { return };
         // What a driver answers, and not the node, is awaited from nobody here.
         if !matches!(request, Request::Drain(_)) {
-            let now = self.now + 1;
-            self.scene.oracle.asks(id, pid, now, viewer, &request);
+            let heard_at = (!self.is_paused(node)).then_some(self.now + 1);
+            self.scene.oracle.asks(id, pid, heard_at, viewer, &request);
         }
         let input = Box::new(Input::Request { id, request });
         self.after(1, Event::Input(pid, input));
