@@ -295,7 +295,7 @@ impl Sessions {
         };
         let safe = cx.safe_state();
         let (key, source) = (joined.key.clone(), joined.source.clone());
-        let Some(checkpoint) = cx.checkpoints.get_mut(&key) else {
+        let Some(checkpoint) = cx.checkpoints.get(&key) else {
             return;
         };
         if checkpoint.state < safe {
@@ -315,18 +315,9 @@ impl Sessions {
             }
             None => None,
         };
-        match gone {
-            Some(HeldBlock::Shard(rank, slot)) => {
-                checkpoint.shards.remove(&rank);
-                cx.free_slot_again(slot);
-            }
-            Some(HeldBlock::Parity(lane, index, set)) => {
-                checkpoint.parity.remove(&(lane, index));
-                cx.drop_parity(set);
-            }
-            None => {}
-        }
         if let Some(block) = gone {
+            // Others read it too: its memory goes, and is nobody else's.
+            cx.take_away(&key, block);
             self.block_lost(&key, block, cx);
             cx.emit(Event::RottenSource(key.clone(), block));
         }
@@ -601,7 +592,14 @@ impl Context {
         let Some(entry) = self.slots.get_mut(&slot) else {
             return;
         };
-        let readers = std::mem::take(&mut entry.readers_before);
+        let mut readers = std::mem::take(&mut entry.readers_before);
+        let mut upload = Upload::Idle;
+        let replaced = checkpoint.shards.remove(&rank);
+        if let Some(old) = &replaced {
+            // They have the step open as before. An upload that runs goes on with the memory that it has, and says how it ended.
+            readers.extend(&old.readers);
+            upload = old.upload;
+        }
         let root = root_digest(&leaves, length, chunk);
         let shard = LocalShard {
             sealed_at: self.now,
@@ -611,10 +609,9 @@ impl Context {
             digests: Some((leaves, root)),
             prints: Arc::default(),
             readers,
-            upload: Upload::Idle,
+            upload,
         };
-        let replaced = checkpoint.shards.insert(rank, shard);
-        let name = checkpoint.name();
+        checkpoint.shards.insert(rank, shard);
         self.out.push(Output::Digest {
             slot,
             length,
@@ -623,10 +620,7 @@ impl Context {
         let restored = key.clone();
         self.slot_mut(slot).used_for = SlotUse::Sealed(restored.clone());
         if let Some(old) = replaced {
-            if let (Upload::Running, Some(manifest)) = (old.upload, name) {
-                self.out.push(Output::StopUpload { manifest, rank });
-            }
-            // Nobody else is given it: readers and that upload may be at it still.
+            // Nobody else is given it: readers and an upload may be at it still.
             self.drop_slot(old.slot);
             self.emit(Event::RoomMade);
         }

@@ -70,7 +70,8 @@ impl Sessions {
             // Where nothing is coded nobody can put the chunks back.
             None => cx.take_away(key, block),
         }
-        self.end_sessions_reading(block, "has rotten chunks", cx);
+        let rotten = SessionFault::Corrupt(format!("chunks of the {block} have rotted"));
+        self.end_sessions_reading(block, &rotten, cx);
         cx.announce(key);
         cx.report_held(key);
         self.tell_losses(cx);
@@ -120,10 +121,19 @@ impl Sessions {
         self.lost.extend(lost);
     }
 
-    /// Sessions that read from the block would find that out themselves, at whichever chunk they come to.
-    pub(crate) fn end_sessions_reading(&mut self, block: HeldBlock, why: &str, cx: &mut Context) {
+    /// Sessions that read from a block, or that code what has changed since it, would find out themselves that it is gone, at whichever
+    /// chunk they come to.
+    pub(crate) fn end_sessions_reading(
+        &mut self,
+        block: HeldBlock,
+        fault: &SessionFault,
+        cx: &mut Context,
+    ) {
         let reads = |source: &Source| match (source, block) {
-            (Source::Shard { shard, .. }, HeldBlock::Shard(_, slot)) => shard.slot == slot,
+            (Source::Shard { shard, basis }, HeldBlock::Shard(_, slot)) => {
+                let basis = basis.as_ref().map(|basis| basis.slot);
+                shard.slot == slot || basis == Some(slot)
+            }
             (Source::Parity { set }, HeldBlock::Parity(_, _, rotten)) => *set == rotten,
             _ => false,
         };
@@ -133,7 +143,7 @@ impl Sessions {
         for place in places {
             self.leave(&place, Closing::BrokenOff, cx);
             let SessionPlace { leader, session } = place;
-            let fault = SessionFault::Corrupt(format!("the {block} {why}"));
+            let fault = fault.clone();
             cx.send(&leader, PeerMessage::Failed { session, fault });
         }
     }
@@ -233,7 +243,7 @@ impl Context {
     }
 
     /// A block goes, and its memory with it.
-    fn take_away(&mut self, key: &CheckpointKey, block: HeldBlock) {
+    pub(super) fn take_away(&mut self, key: &CheckpointKey, block: HeldBlock) {
         match block {
             HeldBlock::Shard(_, slot) => {
                 self.set_shard_aside(key, block);

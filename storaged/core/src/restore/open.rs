@@ -456,7 +456,9 @@ impl Restores {
             return;
         }
         if let Some(held) = held {
-            sessions.end_sessions_reading(HeldBlock::Shard(rank, held.slot), "is replaced", cx);
+            // Not as corrupt: a step that is being coded would be given up for that, by the word of one reader.
+            let block = HeldBlock::Shard(rank, held.slot);
+            sessions.end_sessions_reading(block, &SessionFault::Aborted, cx);
         }
         self.openings.remove(&slot);
         cx.hold_restored(&key, restored);

@@ -283,7 +283,7 @@ impl Context {
     }
 
     /// Slots of a rank that count against what it may have. One that only waits for the durable tier to take it does
-    /// not, as long as there is room for another: the tier's pace is none of the trainer's concern. Neither is a step that
+    /// not, as long as there is room for another: the tier's pace is none of the trainer's concern. Neither is what readers open, a step that
     /// somebody has pinned, nor a process that hangs with an old step open: three of them would stop every save for good.
     pub(super) fn slots_that_count(&self, namespace: &Namespace, rank: Rank) -> usize {
         let waits_for_tier = self.upload_in_turn(namespace).filter(|key| {
@@ -291,7 +291,9 @@ impl Context {
             newest.is_some_and(|newest| newest > *key)
         });
         let counts = |used_for: &SlotUse| match used_for {
-            SlotUse::Guest | SlotUse::BoardComing(..) | SlotUse::Board(_) => false,
+            SlotUse::Opening | SlotUse::Guest | SlotUse::BoardComing(..) | SlotUse::Board(_) => {
+                false
+            }
             SlotUse::Sealed(key) => {
                 Some(key) != waits_for_tier.as_ref()
                     && !self.is_only_read(key)

@@ -108,7 +108,8 @@ impl Context {
         self.slots
             .values()
             .filter(|slot| slot.namespace == *namespace && slot.rank == rank)
-            .filter(|slot| slot.used_for != SlotUse::Guest && !slot.is_board())
+            .filter(|slot| !matches!(slot.used_for, SlotUse::Opening | SlotUse::Guest))
+            .filter(|slot| !slot.is_board())
             .filter(|slot| !matches!(&slot.used_for, SlotUse::Sealed(key) if self.is_pinned(key)))
             .count()
     }
