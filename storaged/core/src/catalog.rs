@@ -15,7 +15,7 @@ use crate::api::{ConnId, Now, ParityId, RequestId, SlotShard};
 use crate::failed_steps::FailedRestarts;
 use crate::parcels::Notice;
 use crate::pins::{Pins, Vouched};
-use crate::successions::SaidToken;
+use crate::successions::{EarlyHello, SaidToken};
 
 /// A peer whose link is up.
 #[derive(Debug, Clone)]
@@ -482,6 +482,8 @@ pub(crate) struct Attached {
     pub owner: Owner,
     /// By which token; none of an operator who has another one.
     pub said: Option<SaidToken>,
+    /// Of who came before this node had heard of the job.
+    pub early: Option<EarlyHello>,
     pub trainer: Option<(RunId, Rank, WorldSize)>,
     /// Slots whose descriptor this connection was given.
     pub slots_passed: BTreeSet<SlotId>,

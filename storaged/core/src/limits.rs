@@ -365,6 +365,10 @@ pub const RUN_RECORD_RETRY_MS: u64 = 5_000;
 /// unless more and more come in (`JOIN_MAX_MS`).
 pub const RUN_CONFIRM_MS: u64 = JOIN_GRACE_MS + 1_000;
 
+/// A trainer whose run peers have told of, and whose token no change that is known here explains, is refused only after this: they tell
+/// of changes of tokens behind the runs.
+pub const CHANGE_WAIT_MS: u64 = 500;
+
 /// Requests that wait at once; one more is refused.
 pub const WAITERS_MAX: usize = 65_536;
 

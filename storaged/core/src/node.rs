@@ -335,11 +335,17 @@ impl Node {
     fn let_in_who_waits(&mut self) {
         for greeting in self.cx.take_greetings() {
             let Greeting {
-                said, since, found, ..
+                said,
+                since,
+                found,
+                tier,
+                ..
             } = greeting;
             // A tier that has been silent so far has no new time for the next question.
             let since = found.as_ref().map_or(since, |_| self.cx.now);
             let admitted = self.cx.hello(&said, &found.unwrap_or_default());
+            let admitted =
+                admitted.map(|unknown| unknown.map(|hello| TrainerHello { tier, ..hello }));
             self.admitted(said.id, admitted, since);
         }
     }

@@ -2,6 +2,7 @@
 //! is made of it is in `stage/identify.rs` and `stage/rotate.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use minicbor::bytes::ByteVec;
 use storaged_wire::local::Role;
@@ -20,6 +21,29 @@ pub(crate) struct SaidHello {
     pub role: Role,
 }
 
+/// What was said before this node had heard of the job: whom the token speaks for is looked at again once it has.
+#[derive(Clone)]
+pub(crate) struct EarlyHello {
+    pub token: ByteVec,
+    pub role: Role,
+}
+
+impl fmt::Debug for EarlyHello {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EarlyHello")
+            .field("role", &self.role)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whether the durable tier has said who opens a job that this node does not know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WordOfChanges {
+    Heard,
+    /// It failed, or was silent.
+    Missing,
+}
+
 /// A hello for a name that this node does not know: it goes on once all that are asked have answered, or at the end of its time.
 #[derive(Debug, Clone)]
 pub(crate) struct Greeting {
@@ -29,6 +53,7 @@ pub(crate) struct Greeting {
     pub since: Now,
     /// What the durable tier has; none while it is asked.
     pub found: Option<Vec<Succession>>,
+    pub tier: WordOfChanges,
     /// Peers that have just come up, and may know the job.
     pub waiting_for: BTreeSet<NodeName>,
 }

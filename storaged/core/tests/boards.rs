@@ -303,7 +303,7 @@ fn a_trainer_that_has_waited_for_its_run_is_asked_whose_the_job_is() {
             cluster.join(from, to);
         }
     }
-    cluster.run_for(500);
+    cluster.run_for(1_500);
     let refused = cluster.answer(id).expect("an answer");
     assert_eq!(code(refused), Some(RefusalCode::WrongToken), "{refused:?}");
     let conn = cluster.fresh_conn();

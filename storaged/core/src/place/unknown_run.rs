@@ -17,6 +17,7 @@ use crate::context::Context;
 use crate::limits;
 use crate::place::Runs;
 use crate::stage::TrainerHello;
+use crate::successions::WordOfChanges;
 
 /// A hello that waits for somebody who knows its run.
 #[derive(Debug, Clone)]
@@ -26,6 +27,8 @@ pub(crate) struct WaitingHello {
     waiting_for: BTreeSet<NodeName>,
     tier: TierSearch,
     pub deadline: Now,
+    /// Until when a stranger may turn out to be none.
+    stranger_until: Option<Now>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +87,7 @@ impl Runs {
             waiting_for: BTreeSet::new(),
             tier,
             deadline: since.plus(limits::RUN_CONFIRM_MS),
+            stranger_until: None,
         };
         self.hellos.insert(query, waiting);
         for peer in cx.peers.keys().cloned().collect::<Vec<_>>() {
@@ -173,9 +177,14 @@ impl Runs {
             if unknown && !over {
                 continue;
             }
-            let Some(waiting) = self.hellos.remove(&query) else {
+            let Some(mut waiting) = self.hellos.remove(&query) else {
                 continue;
             };
+            // Who opened the run is told before by which token the job is opened since.
+            if !unknown && waiting.awaits_changes(cx) {
+                self.hellos.insert(query, waiting);
+                continue;
+            }
             let outcome = if !unknown {
                 cx.admit(waiting.id, waiting.hello)
             } else {
@@ -188,9 +197,28 @@ impl Runs {
     }
 }
 
+impl WaitingHello {
+    /// Whether its token is a stranger's only as long as peers have not told of a change. It waits for that a moment.
+    fn awaits_changes(&mut self, cx: &mut Context) -> bool {
+        if cx.check_waiting(self.id, &mut self.hello).is_ok() {
+            return false;
+        }
+        let until = self
+            .stranger_until
+            .get_or_insert(cx.now.plus(limits::CHANGE_WAIT_MS));
+        self.deadline = self.deadline.min(*until);
+        cx.now < self.deadline
+    }
+}
+
 impl Context {
     fn hello_confirmed(&mut self, waiting: WaitingHello, owner: Owner) {
-        let outcome = if owner == waiting.hello.owner {
+        let is_known = self.has_heard_of(&waiting.hello.namespace);
+        let outcome = if waiting.hello.tier == WordOfChanges::Missing && !is_known {
+            // It says whose the run is, and has not said whether that token was changed: a retired one would come back, and the newest
+            // one be a stranger's.
+            Err(not_asked(&waiting.hello, "no word of changed tokens"))
+        } else if owner == waiting.hello.owner {
             self.admit(waiting.id, waiting.hello)
         } else {
             Err(wrong_token(&waiting.hello.namespace))

@@ -51,7 +51,7 @@ impl Context {
             return Err(Refusal::new(RefusalCode::NoCheckpoint, text));
         }
         let boards = self.slots.values().filter(|slot| slot.is_board()).count();
-        if boards >= limits::BOARDS_MAX {
+        if boards >= limits::BOARDS_MAX && !self.forget_an_unclaimed_job() {
             let text = format!(
                 "expected at most {boards} boards on this node, got one more: drop jobs that have ended"
             );
@@ -133,6 +133,26 @@ impl Context {
             ),
         };
         self.reply(id, Reply::Refused(refusal));
+    }
+
+    /// Of the jobs that have boards, that nobody has opened and nobody is here for, the one that has been so for longest goes with its
+    /// boards, if there is one: so many names that nobody opens would keep all others from having any for good.
+    fn forget_an_unclaimed_job(&mut self) -> bool {
+        let is_here = |namespace: &Namespace| {
+            let mut conns = self.conns.values();
+            conns.any(|conn| conn.namespace == *namespace)
+        };
+        let unclaimed = self.namespaces.iter();
+        let unclaimed = unclaimed.filter(|(_, table)| table.boards_alone);
+        let unclaimed = unclaimed.map(|(namespace, _)| (self.idle_ms(namespace), namespace));
+        let unclaimed = unclaimed.filter(|(idle_ms, _)| *idle_ms >= limits::EMPTY_JOB_MIN_MS);
+        let longest = unclaimed.filter(|(_, namespace)| !is_here(namespace)).max();
+        let Some(namespace) = longest.map(|(_, namespace)| namespace.clone()) else {
+            return false;
+        };
+        self.drop_boards(&namespace);
+        self.namespaces.remove(&namespace);
+        true
     }
 
     /// A job's boards go with it; one that is being made is somebody's who is here.

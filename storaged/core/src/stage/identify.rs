@@ -13,7 +13,9 @@ use crate::api::{ConnId, DurablePolicy, Output, QueryId, Trust, Viewer};
 use crate::context::Context;
 use crate::place::wrong_token;
 use crate::stage::TrainerHello;
-use crate::successions::{Greeting, SaidHello, SaidToken, SuccessionWait};
+use crate::successions::{
+    EarlyHello, Greeting, SaidHello, SaidToken, SuccessionWait, WordOfChanges,
+};
 
 /// Who it is, and by which keys the durable tier is believed.
 pub(super) struct Identity {
@@ -40,6 +42,11 @@ impl Context {
             namespace: namespace.clone(),
             since: self.now,
             found: without_tier.then(Vec::new),
+            tier: if without_tier {
+                WordOfChanges::Heard
+            } else {
+                WordOfChanges::Missing
+            },
             waiting_for: BTreeSet::new(),
         };
         let errand = SuccessionWait::Hello(greeting);
@@ -184,6 +191,18 @@ impl Context {
             keys: Some(JobKeys::of_token(namespace, token)),
             said: Some(said),
         })
+    }
+
+    /// Whom an early hello speaks for, now that the job is known. The refusal is that of who is a stranger all the same.
+    pub(super) fn identify_again(
+        &mut self,
+        conn: ConnId,
+        namespace: &Namespace,
+        early: &EarlyHello,
+    ) -> Result<(Owner, Option<SaidToken>), Refusal> {
+        let identity = self.identify(conn, namespace, &early.token, &early.role, &[])?;
+        self.keys_said(conn, namespace, identity.owner, identity.keys);
+        Ok((identity.owner, identity.said))
     }
 
     /// An operator reads in the owner's name, by whichever token he says.

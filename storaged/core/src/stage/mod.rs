@@ -49,7 +49,7 @@ use crate::context::Context;
 use crate::event::Event;
 use crate::limits;
 use crate::place::{RunStanding, wrong_token};
-use crate::successions::{SaidHello, SaidToken};
+use crate::successions::{EarlyHello, SaidHello, SaidToken, WordOfChanges};
 
 /// What a trainer says of itself.
 #[derive(Debug, Clone)]
@@ -57,6 +57,9 @@ pub(crate) struct TrainerHello {
     pub namespace: Namespace,
     pub owner: Owner,
     pub said: Option<SaidToken>,
+    /// Of who came before this node had heard of the job, and what the durable tier had said of it by then.
+    pub early: Option<EarlyHello>,
+    pub tier: WordOfChanges,
     pub run: RunId,
     pub rank: Rank,
     pub world_size: WorldSize,
@@ -89,13 +92,27 @@ impl Context {
         let identity = self.identify(id.conn, &namespace, &token, &role, found)?;
         let Identity { owner, keys, said } = identity;
         self.keys_said(id.conn, &namespace, owner, keys);
+        let is_early = !self.has_heard_of(&namespace);
+        let early = EarlyHello {
+            token,
+            role: role.clone(),
+        };
+        let early = is_early.then_some(early);
         let Role::Trainer {
             run,
             rank,
             world_size,
         } = role
         else {
-            self.attach(id, namespace, owner, said, None);
+            let reader = Attached {
+                namespace,
+                owner,
+                said,
+                early,
+                trainer: None,
+                slots_passed: BTreeSet::new(),
+            };
+            self.attach(id, reader);
             return Ok(None);
         };
         if !world_size.holds(rank) {
@@ -108,6 +125,8 @@ impl Context {
             namespace,
             owner,
             said,
+            early,
+            tier: WordOfChanges::Heard,
             run,
             rank,
             world_size,
@@ -128,8 +147,27 @@ impl Context {
         }
     }
 
+    /// Whether a trainer that has waited for its run said a token that opens the job. It may have turned out to be another one's meanwhile,
+    /// or one that was changed for this one.
+    pub(crate) fn check_waiting(
+        &mut self,
+        id: RequestId,
+        hello: &mut TrainerHello,
+    ) -> Result<(), Refusal> {
+        let Err(refusal) = self.check_owner(&hello.namespace, hello.owner) else {
+            return Ok(());
+        };
+        let early = hello.early.as_ref().ok_or(refusal)?;
+        let (owner, said) = self.identify_again(id.conn, &hello.namespace, early)?;
+        (hello.owner, hello.said) = (owner, said);
+        Ok(())
+    }
+
     /// Lets a trainer in whose run was opened.
-    pub(crate) fn admit(&mut self, id: RequestId, hello: TrainerHello) -> Result<(), Refusal> {
+    pub(crate) fn admit(&mut self, id: RequestId, mut hello: TrainerHello) -> Result<(), Refusal> {
+        if !planted!("waiting_trainers_are_owners") {
+            self.check_waiting(id, &mut hello)?;
+        }
         let TrainerHello {
             namespace,
             owner,
@@ -137,11 +175,8 @@ impl Context {
             run,
             rank,
             world_size,
+            ..
         } = hello;
-        // It may have waited for its run, and the job may have turned out to be another token's meanwhile.
-        if !planted!("waiting_trainers_are_owners") {
-            self.check_owner(&namespace, owner)?;
-        }
         self.check_fence(&namespace, run)?;
         let known = self
             .namespaces
@@ -161,29 +196,20 @@ impl Context {
         table.world_sizes.retain(|known, _| *known >= run);
         table.last_step.retain(|(known, _), _| *known >= run);
         self.keep_key(id.conn, &namespace);
-        let trainer = Some((run, rank, world_size));
-        self.attach(id, namespace, owner, said, trainer);
+        let trainer = Attached {
+            namespace,
+            owner,
+            said,
+            early: None,
+            trainer: Some((run, rank, world_size)),
+            slots_passed: BTreeSet::new(),
+        };
+        self.attach(id, trainer);
         Ok(())
     }
 
-    fn attach(
-        &mut self,
-        id: RequestId,
-        namespace: Namespace,
-        owner: Owner,
-        said: Option<SaidToken>,
-        trainer: Option<(RunId, Rank, WorldSize)>,
-    ) {
-        self.conns.insert(
-            id.conn,
-            Attached {
-                namespace,
-                owner,
-                said,
-                trainer,
-                slots_passed: BTreeSet::new(),
-            },
-        );
+    fn attach(&mut self, id: RequestId, attached: Attached) {
+        self.conns.insert(id.conn, attached);
         let reply = Reply::Welcome {
             node: self.me().clone(),
             generation: self.setup.generation,
@@ -446,10 +472,12 @@ impl Context {
     /// Answers those who wait for this checkpoint, if it is where they want it or never will be.
     pub(crate) fn wake(&mut self, key: &CheckpointKey) {
         for waiter in self.waiters.take_for_step(key) {
-            let answer = match &waiter.wish {
+            // Whose the job is may not have been known when it began to wait.
+            let refused = self.check_asker(waiter.id.conn).err().map(Reply::Refused);
+            let answer = refused.or_else(|| match &waiter.wish {
                 WaiterWish::State { key, state } => self.answer_to_wait(key, *state),
                 WaiterWish::Slot { .. } => None,
-            };
+            });
             match answer {
                 Some(reply) => self.reply(waiter.id, reply),
                 None => self.waiters.push(waiter),

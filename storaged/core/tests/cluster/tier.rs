@@ -52,18 +52,16 @@ impl Conduct {
                     DurableFault::Denied("read-only file system".into()),
                 ),
             },
-            Task::List(..) | Task::Claim(..) => match self.listing {
+            Task::List(..) | Task::Claim(..) | Task::Successions(..) => match self.listing {
                 Listing::After(ms) => Course::well(ms),
                 Listing::FailsAfter(ms) => Course::fails(ms, slow_down()),
                 Listing::Hangs => Course::Hangs,
             },
             // The simulation has tiers that give shards back; here it only matters that one was asked.
             Task::Fetch(..) => Course::fails(UPLOAD_MS, slow_down()),
-            Task::Publish(_)
-            | Task::Record(..)
-            | Task::Find(..)
-            | Task::Successions(..)
-            | Task::Succeed(..) => Course::well(UPLOAD_MS),
+            Task::Publish(_) | Task::Record(..) | Task::Find(..) | Task::Succeed(..) => {
+                Course::well(UPLOAD_MS)
+            }
         }
     }
 }

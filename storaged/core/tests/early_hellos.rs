@@ -1,0 +1,396 @@
+//! Who says hello to a job that the node does not know yet, while its token may have been changed: once the job is known, strangers are
+//! out and its newest token is in.
+
+mod cluster;
+mod testkit;
+
+use cluster::{Cluster, Conduct, Listing, Room};
+use storaged_core::{ConnId, Input, Viewer};
+use storaged_wire::local::{BoardKind, DurableWish, LOCAL_VERSION, Reply, Request, Role};
+use storaged_wire::succession::{SEAL_BYTES, TokenStanding};
+use storaged_wire::{
+    CheckpointState, Namespace, Rank, RefusalCode, Rotation, RunId, Step, WorldSize,
+};
+use testkit::{CHUNK_BYTES, TOKEN, acquire_slot, commit_step, namespace, plan_newest};
+
+const NEW: &[u8] = b"the token that comes next";
+const OTHER: &[u8] = b"the token of somebody else";
+const SEAL: [u8; SEAL_BYTES] = [3; SEAL_BYTES];
+
+fn code(reply: &Reply) -> Option<RefusalCode> {
+    match reply {
+        Reply::Refused(refusal) => Some(refusal.code),
+        _ => None,
+    }
+}
+
+fn hello(job: &Namespace, token: &[u8], role: Role) -> Request {
+    Request::Hello {
+        version: LOCAL_VERSION,
+        namespace: job.clone(),
+        token: token.to_vec().into(),
+        role,
+    }
+}
+
+fn trainer_of(run: RunId, world: u32) -> Role {
+    Role::Trainer {
+        run,
+        rank: Rank::new(1),
+        world_size: WorldSize::new(world).unwrap(),
+    }
+}
+
+/// Changes the token of the job that is asked of, at a node.
+fn rotate(cluster: &mut Cluster, node: usize, job: &Namespace) {
+    let conn = cluster.fresh_conn();
+    let reply = cluster.ask(node, conn, hello(job, TOKEN, Role::Reader));
+    assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
+    let standing: TokenStanding = match cluster.ask(node, conn, Request::Succession) {
+        Reply::Succession(standing) => standing,
+        other => panic!("{other:?}"),
+    };
+    let rotation = Rotation::new(&standing, TOKEN, NEW, SEAL).expect("a new token");
+    let reply = cluster.ask(node, conn, Request::Rotate(Box::new(rotation)));
+    assert!(matches!(reply, Reply::Done), "{reply:?}");
+    cluster.run_for(100);
+}
+
+const OTHERS: [usize; 5] = [0, 2, 3, 4, 5];
+
+fn cut_off(cluster: &mut Cluster) {
+    let until = cluster.now + 60_000;
+    for other in OTHERS {
+        for (from, to) in [(1, other), (other, 1)] {
+            cluster.part(from, to);
+            cluster.link_of(from, to).cut_until = until;
+        }
+    }
+}
+
+fn joined_again(cluster: &mut Cluster) {
+    for other in OTHERS {
+        for (from, to) in [(1, other), (other, 1)] {
+            cluster.link_of(from, to).cut_until = 0;
+            cluster.join(from, to);
+        }
+    }
+}
+
+/// A job that all nodes but n1 know, whose token was changed.
+fn changed_behind_the_back() -> (Cluster, Namespace, RunId) {
+    let mut cluster = Cluster::start(4, 2, 10);
+    cut_off(&mut cluster);
+    cluster.ask_of("fresh");
+    let job = Namespace::new("fresh").unwrap();
+    let reader = cluster.connect(0, Role::Reader);
+    let opened = cluster.ask(0, reader, Request::OpenRun { timeout_ms: 10_000 });
+    let Reply::RunOpened { run } = opened else {
+        panic!("no run: {opened:?}");
+    };
+    rotate(&mut cluster, 0, &job);
+    cluster.run_for(14_000);
+    (cluster, job, run)
+}
+
+/// Peers tell of the run before they tell of the change.
+#[test]
+fn a_trainer_by_the_newest_token_that_has_waited_for_its_run_is_let_in() {
+    let (mut cluster, job, run) = changed_behind_the_back();
+    let conn = cluster.fresh_conn();
+    let id = cluster.send(1, conn, hello(&job, NEW, trainer_of(run, 4)));
+    cluster.run_for(1_000);
+    assert!(cluster.answer(id).is_none(), "it waits");
+    joined_again(&mut cluster);
+    cluster.run_for(2_000);
+    let reply = cluster.answer(id).expect("an answer").clone();
+    assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
+}
+
+/// It came before the node knew the job.
+#[test]
+fn a_reader_by_the_newest_token_goes_on_once_peers_tell_of_the_change() {
+    let (mut cluster, job, _) = changed_behind_the_back();
+    let conn = cluster.fresh_conn();
+    let reply = cluster.ask(1, conn, hello(&job, NEW, Role::Reader));
+    assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
+    joined_again(&mut cluster);
+    cluster.run_for(30_000);
+    let reply = cluster.ask(1, conn, Request::OpenRun { timeout_ms: 10_000 });
+    assert!(matches!(reply, Reply::RunOpened { .. }), "{reply:?}");
+}
+
+/// An operator reads all jobs by any token, also if he came first.
+#[test]
+fn an_operator_who_came_before_the_owner_reads_on() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    let conn = cluster.fresh_conn();
+    let viewer = Viewer::Operator;
+    cluster.tell(0, Input::Connected { conn, viewer });
+    let job = Namespace::new("fresh").unwrap();
+    let reply = cluster.ask(0, conn, hello(&job, OTHER, Role::Reader));
+    assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
+    cluster.begin_job("fresh");
+    cluster.save_and_wait(DurableWish::Never);
+    let late = cluster.fresh_conn();
+    cluster.tell(
+        0,
+        Input::Connected {
+            conn: late,
+            viewer: Viewer::Operator,
+        },
+    );
+    cluster.ask(0, late, hello(&job, OTHER, Role::Reader));
+    let reply = cluster.ask(0, late, plan_newest(5_000));
+    assert!(matches!(reply, Reply::Plan(_)), "who came late: {reply:?}");
+    let reply = cluster.ask(0, conn, plan_newest(5_000));
+    assert!(matches!(reply, Reply::Plan(_)), "who came early: {reply:?}");
+}
+
+/// He begins to wait for a step before his node knows whose the job is.
+#[test]
+fn a_stranger_who_waits_hears_nothing_of_the_job() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    cut_off(&mut cluster);
+    cluster.ask_of("fresh");
+    let job = Namespace::new("fresh").unwrap();
+    let reader = cluster.connect(0, Role::Reader);
+    let opened = cluster.ask(0, reader, Request::OpenRun { timeout_ms: 10_000 });
+    let Reply::RunOpened { run } = opened else {
+        panic!("no run: {opened:?}");
+    };
+    cluster.run_for(14_000);
+    let thief = cluster.fresh_conn();
+    let reply = cluster.ask(1, thief, hello(&job, OTHER, Role::Reader));
+    assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
+    let wait = Request::Wait {
+        run,
+        step: Step::new(1),
+        state: CheckpointState::Committed,
+        timeout_ms: 120_000,
+    };
+    let waiting = cluster.send(1, thief, wait);
+    joined_again(&mut cluster);
+    cluster.run_for(2_000);
+    for node in 0..4 {
+        let role = Role::Trainer {
+            run,
+            rank: Rank::new(node as u32),
+            world_size: WorldSize::new(4).unwrap(),
+        };
+        let conn = cluster.connect(node, role);
+        let length = 10 * u64::from(CHUNK_BYTES);
+        let reply = cluster.ask(node, conn, acquire_slot(length, 10_000));
+        let Reply::SlotGranted { slot, .. } = reply else {
+            panic!("no slot: {reply:?}");
+        };
+        let step = Step::new(1);
+        cluster.ask(node, conn, Request::SealSlot { slot, step, length });
+        if node == 3 {
+            let conn = conn;
+            cluster.send(node, conn, commit_step(step, DurableWish::Never));
+        }
+    }
+    cluster.run_for(20_000);
+    let heard = cluster.answer(waiting).cloned();
+    assert!(
+        heard
+            .as_ref()
+            .is_none_or(|it| matches!(it, Reply::Refused(_))),
+        "{heard:?}"
+    );
+}
+
+/// What was durable before the change is there for who came early too.
+#[test]
+fn a_reader_by_the_newest_token_that_came_early_finds_what_was_durable_before_the_change() {
+    let mut cluster = Cluster::start_with(2, 1, 4, Some(Conduct::default()), Room::default());
+    cluster.save_and_wait(DurableWish::Required);
+    let job = namespace();
+    rotate(&mut cluster, 0, &job);
+    (0..3).for_each(|node| cluster.kill(node));
+    (0..3).for_each(|node| cluster.start_after(50, node));
+    cluster.run_for(20_000);
+    cluster.scene.tier.as_mut().unwrap().listing = Listing::FailsAfter(50);
+    let come = |cluster: &mut Cluster| -> ConnId {
+        let conn = cluster.fresh_conn();
+        let reply = cluster.ask(0, conn, hello(&job, NEW, Role::Reader));
+        assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
+        conn
+    };
+    let early = come(&mut cluster);
+    cluster.scene.tier.as_mut().unwrap().listing = Listing::After(20);
+    let late = come(&mut cluster);
+    let opened = cluster.ask(0, late, Request::OpenRun { timeout_ms: 10_000 });
+    assert!(matches!(opened, Reply::RunOpened { .. }), "{opened:?}");
+    for (who, conn) in [("late", late), ("early", early)] {
+        let plan = Request::Plan {
+            step: None,
+            timeout_ms: 5_000,
+            allow_older: true,
+        };
+        let planned = cluster.ask(0, conn, plan);
+        assert!(matches!(planned, Reply::Plan(_)), "{who}: {planned:?}");
+    }
+}
+
+/// Boards of nobody's jobs keep another tenant's from having any.
+#[test]
+fn boards_of_names_that_nobody_opens_do_not_use_up_all_boards() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    for at in 0..256 {
+        let job = Namespace::new(format!("name{at}")).unwrap();
+        let conn = cluster.fresh_conn();
+        cluster.ask(0, conn, hello(&job, OTHER, Role::Reader));
+        let board = Request::Board {
+            rank: Rank::new(0),
+            kind: BoardKind::Steps,
+            bytes: 1,
+        };
+        cluster.ask(0, conn, board);
+        cluster.disconnect(0, conn);
+    }
+    cluster.run_for(600_000);
+    let conn = cluster.connect(0, Role::Reader);
+    let board = Request::Board {
+        rank: Rank::new(0),
+        kind: BoardKind::Steps,
+        bytes: 1,
+    };
+    let reply = cluster.ask(0, conn, board);
+    assert_eq!(code(&reply), None, "{reply:?}");
+}
+
+/// Peers remember so many jobs of one node, and another tenant's is opened there all the same.
+#[test]
+fn a_tenant_that_makes_boards_keeps_no_other_tenant_from_opening_a_job() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    for at in 0..2_100 {
+        let job = Namespace::new(format!("name{at}")).unwrap();
+        let conn = cluster.fresh_conn();
+        cluster.ask(0, conn, hello(&job, OTHER, Role::Reader));
+        let board = Request::Board {
+            rank: Rank::new(0),
+            kind: BoardKind::Steps,
+            bytes: 1,
+        };
+        cluster.ask(0, conn, board);
+        cluster.ask(0, conn, Request::OpenRun { timeout_ms: 1_000 });
+        let (force, timeout_ms) = (true, 1_000);
+        cluster.ask(0, conn, Request::Drop { force, timeout_ms });
+        cluster.disconnect(0, conn);
+    }
+    cluster.ask_of("blue~train");
+    let reader = cluster.connect(0, Role::Reader);
+    let reply = cluster.ask(0, reader, Request::OpenRun { timeout_ms: 10_000 });
+    assert!(
+        matches!(reply, Reply::RunOpened { .. }),
+        "{} ms: {reply:?}",
+        cluster.now
+    );
+}
+
+/// A job whose token was changed, and a step saved after it, and of which the tier alone knows; what it says of changes is not to be had.
+fn known_to_a_tier_that_hangs() -> (Cluster, Namespace, RunId) {
+    let mut cluster = Cluster::start_with(2, 1, 4, Some(Conduct::default()), Room::default());
+    cluster.save_and_wait(DurableWish::Required);
+    let job = namespace();
+    rotate(&mut cluster, 0, &job);
+    let run = cluster.run();
+    (0..3).for_each(|node| cluster.kill(node));
+    (0..3).for_each(|node| cluster.start_after(50, node));
+    cluster.run_for(20_000);
+    cluster.scene.tier.as_mut().unwrap().listing = Listing::FailsAfter(50);
+    (cluster, job, run)
+}
+
+/// A trainer that comes back by the newest token while the tier does not tell of changes is not called a stranger.
+#[test]
+fn a_trainer_by_the_newest_token_is_no_stranger_where_the_tier_tells_of_its_run_alone() {
+    let (mut cluster, job, run) = known_to_a_tier_that_hangs();
+    let conn = cluster.fresh_conn();
+    let reply = cluster.ask(0, conn, hello(&job, NEW, trainer_of(run, 2)));
+    assert_ne!(code(&reply), Some(RefusalCode::WrongToken), "{reply:?}");
+}
+
+/// A retired token's trainer that comes while the tier does not tell of changes does not bring that token back.
+#[test]
+fn a_retired_token_does_not_come_back_while_the_tier_tells_of_its_run_alone() {
+    let (mut cluster, job, run) = known_to_a_tier_that_hangs();
+    let old = cluster.fresh_conn();
+    let let_in = cluster.ask(0, old, hello(&job, TOKEN, trainer_of(run, 2)));
+    eprintln!("the retired token while the tier is away: {let_in:?}");
+    cluster.scene.tier.as_mut().unwrap().listing = Listing::After(20);
+    cluster.run_for(120_000);
+    let mut wrong = Vec::new();
+    // n1 and n2 hear the new token first: n0 might hear of it from them.
+    for (round, node) in [(1, 1), (1, 2), (1, 0), (2, 0)] {
+        for (token, opens) in [(NEW, true), (TOKEN, false)] {
+            let conn = cluster.fresh_conn();
+            let reply = cluster.ask(node, conn, hello(&job, token, Role::Reader));
+            if matches!(reply, Reply::Welcome { .. }) != opens {
+                let which = if opens {
+                    "the new token"
+                } else {
+                    "the old token"
+                };
+                wrong.push(format!("{round}: n{node}, {which}: {reply:?}"));
+            }
+            if matches!(reply, Reply::Welcome { .. }) && !opens {
+                let plan = cluster.ask(node, conn, plan_newest(5_000));
+                wrong.push(format!("{round}: n{node}, the old token plans: {plan:?}"));
+            }
+            cluster.disconnect(node, conn);
+        }
+        cluster.run_for(60_000);
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Nor does one that waits for a tier that has the job of somebody else.
+#[test]
+fn a_run_that_waits_for_the_tier_claims_no_name_that_is_durable() {
+    for listing in [Listing::Hangs, Listing::FailsAfter(50)] {
+        let mut cluster = Cluster::start_with(2, 1, 4, Some(Conduct::default()), Room::default());
+        cluster.save_and_wait(DurableWish::Required);
+        let job = namespace();
+        (0..3).for_each(|node| cluster.kill(node));
+        (0..3).for_each(|node| cluster.start_after(50, node));
+        cluster.run_for(20_000);
+        cluster.scene.tier.as_mut().unwrap().listing = listing;
+        let thief = cluster.fresh_conn();
+        cluster.ask(0, thief, hello(&job, OTHER, Role::Reader));
+        let reply = cluster.ask(0, thief, Request::OpenRun { timeout_ms: 30_000 });
+        assert!(matches!(reply, Reply::Refused(_)), "{reply:?}");
+        cluster.disconnect(0, thief);
+        cluster.scene.tier.as_mut().unwrap().listing = Listing::After(20);
+        for node in 0..3 {
+            let conn = cluster.fresh_conn();
+            let reply = cluster.ask(node, conn, hello(&job, TOKEN, Role::Reader));
+            assert!(matches!(reply, Reply::Welcome { .. }), "n{node}: {reply:?}");
+            let reply = cluster.ask(node, conn, Request::OpenRun { timeout_ms: 30_000 });
+            assert!(
+                matches!(reply, Reply::RunOpened { .. }),
+                "n{node}: {reply:?}"
+            );
+        }
+    }
+}
+
+/// A stranger's trainer that names a run of the job while the tier does not tell of changes: he may have the newest token, as far as
+/// anybody can tell.
+#[test]
+fn a_strangers_trainer_is_no_owner_while_the_tier_tells_of_runs_alone() {
+    let (mut cluster, job, run) = known_to_a_tier_that_hangs();
+    let conn = cluster.fresh_conn();
+    let reply = cluster.ask(0, conn, hello(&job, OTHER, trainer_of(run, 2)));
+    assert_eq!(
+        code(&reply),
+        Some(RefusalCode::DurableUnavailable),
+        "{reply:?}"
+    );
+    cluster.scene.tier.as_mut().unwrap().listing = Listing::After(20);
+    let conn = cluster.fresh_conn();
+    let reply = cluster.ask(0, conn, hello(&job, NEW, Role::Reader));
+    assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
+}
