@@ -187,7 +187,6 @@ fn a_stranger_who_waits_hears_nothing_of_the_job() {
         let step = Step::new(1);
         cluster.ask(node, conn, Request::SealSlot { slot, step, length });
         if node == 3 {
-            let conn = conn;
             cluster.send(node, conn, commit_step(step, DurableWish::Never));
         }
     }
