@@ -48,6 +48,16 @@ pub(crate) enum SlotUse {
     Board(BoardKind),
 }
 
+impl SlotUse {
+    /// Whether it is one of the slots that a rank saves in: not a reader's, and no board.
+    pub fn is_for_saves(&self) -> bool {
+        !matches!(
+            self,
+            Self::Opening | Self::Guest | Self::BoardComing(..) | Self::Board(_)
+        )
+    }
+}
+
 /// One slot.
 #[derive(Debug, Clone)]
 pub(crate) struct Slot {

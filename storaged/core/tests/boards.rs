@@ -5,11 +5,11 @@ mod testkit;
 
 use cluster::Cluster;
 use storaged_core::ConnId;
-use storaged_wire::local::{BoardKind, LOCAL_VERSION, Reply, Request, Role};
+use storaged_wire::local::{BoardKind, Reply, Request, Role};
 use storaged_wire::{
     CheckpointState, Namespace, Rank, RefusalCode, RunId, SlotId, Step, WorldSize,
 };
-use testkit::TOKEN;
+use testkit::{TOKEN, hello_by};
 
 const BYTES: u64 = 3 << 20;
 
@@ -186,12 +186,7 @@ fn boards_of_a_job_that_nobody_has_opened_are_the_later_tokens() {
 }
 
 fn hello(job: &str, token: &[u8], role: Role) -> Request {
-    Request::Hello {
-        version: LOCAL_VERSION,
-        namespace: Namespace::new(job).unwrap(),
-        token: token.to_vec().into(),
-        role,
-    }
+    hello_by(Namespace::new(job).unwrap(), token, role)
 }
 
 fn trainer_of(run: RunId, world: u32) -> Role {
@@ -309,4 +304,41 @@ fn a_trainer_that_has_waited_for_its_run_is_asked_whose_the_job_is() {
     let conn = cluster.fresh_conn();
     let own = cluster.ask(1, conn, hello("fresh", TOKEN, trainer_of(run, 4)));
     assert!(matches!(own, Reply::Welcome { .. }), "{own:?}");
+}
+
+/// Of all tenants' jobs.
+#[test]
+fn boards_of_names_that_nobody_opens_do_not_use_up_all_boards() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    for at in 0..256 {
+        let (conn, _) = stranger(&mut cluster, &format!("name{at}"));
+        board(&mut cluster, conn, 0, BoardKind::Steps, 1);
+        cluster.disconnect(0, conn);
+    }
+    cluster.run_for(600_000);
+    let conn = cluster.connect(0, Role::Reader);
+    let reply = board(&mut cluster, conn, 0, BoardKind::Steps, 1);
+    assert_eq!(code(&reply), None, "{reply:?}");
+}
+
+/// Peers remember so many jobs of one node, and another tenant's is opened there all the same.
+#[test]
+fn a_tenant_that_makes_boards_keeps_no_other_tenant_from_opening_a_job() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    for at in 0..2_100 {
+        let (conn, _) = stranger(&mut cluster, &format!("name{at}"));
+        board(&mut cluster, conn, 0, BoardKind::Steps, 1);
+        cluster.ask(0, conn, Request::OpenRun { timeout_ms: 1_000 });
+        let (force, timeout_ms) = (true, 1_000);
+        cluster.ask(0, conn, Request::Drop { force, timeout_ms });
+        cluster.disconnect(0, conn);
+    }
+    cluster.ask_of("blue~train");
+    let reader = cluster.connect(0, Role::Reader);
+    let reply = cluster.ask(0, reader, Request::OpenRun { timeout_ms: 10_000 });
+    assert!(
+        matches!(reply, Reply::RunOpened { .. }),
+        "{} ms: {reply:?}",
+        cluster.now
+    );
 }

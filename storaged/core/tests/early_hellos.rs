@@ -6,12 +6,12 @@ mod testkit;
 
 use cluster::{Cluster, Conduct, Listing, Room};
 use storaged_core::{ConnId, Input, Viewer};
-use storaged_wire::local::{BoardKind, DurableWish, LOCAL_VERSION, Reply, Request, Role};
+use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::succession::{SEAL_BYTES, TokenStanding};
 use storaged_wire::{
     CheckpointState, Namespace, Rank, RefusalCode, Rotation, RunId, Step, WorldSize,
 };
-use testkit::{CHUNK_BYTES, TOKEN, acquire_slot, commit_step, namespace, plan_newest};
+use testkit::{CHUNK_BYTES, TOKEN, acquire_slot, commit_step, hello_by, namespace, plan_newest};
 
 const NEW: &[u8] = b"the token that comes next";
 const OTHER: &[u8] = b"the token of somebody else";
@@ -21,15 +21,6 @@ fn code(reply: &Reply) -> Option<RefusalCode> {
     match reply {
         Reply::Refused(refusal) => Some(refusal.code),
         _ => None,
-    }
-}
-
-fn hello(job: &Namespace, token: &[u8], role: Role) -> Request {
-    Request::Hello {
-        version: LOCAL_VERSION,
-        namespace: job.clone(),
-        token: token.to_vec().into(),
-        role,
     }
 }
 
@@ -44,7 +35,7 @@ fn trainer_of(run: RunId, world: u32) -> Role {
 /// Changes the token of the job that is asked of, at a node.
 fn rotate(cluster: &mut Cluster, node: usize, job: &Namespace) {
     let conn = cluster.fresh_conn();
-    let reply = cluster.ask(node, conn, hello(job, TOKEN, Role::Reader));
+    let reply = cluster.ask(node, conn, hello_by(job.clone(), TOKEN, Role::Reader));
     assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
     let standing: TokenStanding = match cluster.ask(node, conn, Request::Succession) {
         Reply::Succession(standing) => standing,
@@ -98,7 +89,7 @@ fn changed_behind_the_back() -> (Cluster, Namespace, RunId) {
 fn a_trainer_by_the_newest_token_that_has_waited_for_its_run_is_let_in() {
     let (mut cluster, job, run) = changed_behind_the_back();
     let conn = cluster.fresh_conn();
-    let id = cluster.send(1, conn, hello(&job, NEW, trainer_of(run, 4)));
+    let id = cluster.send(1, conn, hello_by(job.clone(), NEW, trainer_of(run, 4)));
     cluster.run_for(1_000);
     assert!(cluster.answer(id).is_none(), "it waits");
     joined_again(&mut cluster);
@@ -112,7 +103,7 @@ fn a_trainer_by_the_newest_token_that_has_waited_for_its_run_is_let_in() {
 fn a_reader_by_the_newest_token_goes_on_once_peers_tell_of_the_change() {
     let (mut cluster, job, _) = changed_behind_the_back();
     let conn = cluster.fresh_conn();
-    let reply = cluster.ask(1, conn, hello(&job, NEW, Role::Reader));
+    let reply = cluster.ask(1, conn, hello_by(job.clone(), NEW, Role::Reader));
     assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
     joined_again(&mut cluster);
     cluster.run_for(30_000);
@@ -128,7 +119,7 @@ fn an_operator_who_came_before_the_owner_reads_on() {
     let viewer = Viewer::Operator;
     cluster.tell(0, Input::Connected { conn, viewer });
     let job = Namespace::new("fresh").unwrap();
-    let reply = cluster.ask(0, conn, hello(&job, OTHER, Role::Reader));
+    let reply = cluster.ask(0, conn, hello_by(job.clone(), OTHER, Role::Reader));
     assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
     cluster.begin_job("fresh");
     cluster.save_and_wait(DurableWish::Never);
@@ -140,7 +131,7 @@ fn an_operator_who_came_before_the_owner_reads_on() {
             viewer: Viewer::Operator,
         },
     );
-    cluster.ask(0, late, hello(&job, OTHER, Role::Reader));
+    cluster.ask(0, late, hello_by(job.clone(), OTHER, Role::Reader));
     let reply = cluster.ask(0, late, plan_newest(5_000));
     assert!(matches!(reply, Reply::Plan(_)), "who came late: {reply:?}");
     let reply = cluster.ask(0, conn, plan_newest(5_000));
@@ -161,7 +152,7 @@ fn a_stranger_who_waits_hears_nothing_of_the_job() {
     };
     cluster.run_for(14_000);
     let thief = cluster.fresh_conn();
-    let reply = cluster.ask(1, thief, hello(&job, OTHER, Role::Reader));
+    let reply = cluster.ask(1, thief, hello_by(job.clone(), OTHER, Role::Reader));
     assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
     let wait = Request::Wait {
         run,
@@ -213,7 +204,7 @@ fn a_reader_by_the_newest_token_that_came_early_finds_what_was_durable_before_th
     cluster.scene.tier.as_mut().unwrap().listing = Listing::FailsAfter(50);
     let come = |cluster: &mut Cluster| -> ConnId {
         let conn = cluster.fresh_conn();
-        let reply = cluster.ask(0, conn, hello(&job, NEW, Role::Reader));
+        let reply = cluster.ask(0, conn, hello_by(job.clone(), NEW, Role::Reader));
         assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
         conn
     };
@@ -231,62 +222,6 @@ fn a_reader_by_the_newest_token_that_came_early_finds_what_was_durable_before_th
         let planned = cluster.ask(0, conn, plan);
         assert!(matches!(planned, Reply::Plan(_)), "{who}: {planned:?}");
     }
-}
-
-/// Boards of nobody's jobs keep another tenant's from having any.
-#[test]
-fn boards_of_names_that_nobody_opens_do_not_use_up_all_boards() {
-    let mut cluster = Cluster::start(4, 2, 10);
-    for at in 0..256 {
-        let job = Namespace::new(format!("name{at}")).unwrap();
-        let conn = cluster.fresh_conn();
-        cluster.ask(0, conn, hello(&job, OTHER, Role::Reader));
-        let board = Request::Board {
-            rank: Rank::new(0),
-            kind: BoardKind::Steps,
-            bytes: 1,
-        };
-        cluster.ask(0, conn, board);
-        cluster.disconnect(0, conn);
-    }
-    cluster.run_for(600_000);
-    let conn = cluster.connect(0, Role::Reader);
-    let board = Request::Board {
-        rank: Rank::new(0),
-        kind: BoardKind::Steps,
-        bytes: 1,
-    };
-    let reply = cluster.ask(0, conn, board);
-    assert_eq!(code(&reply), None, "{reply:?}");
-}
-
-/// Peers remember so many jobs of one node, and another tenant's is opened there all the same.
-#[test]
-fn a_tenant_that_makes_boards_keeps_no_other_tenant_from_opening_a_job() {
-    let mut cluster = Cluster::start(4, 2, 10);
-    for at in 0..2_100 {
-        let job = Namespace::new(format!("name{at}")).unwrap();
-        let conn = cluster.fresh_conn();
-        cluster.ask(0, conn, hello(&job, OTHER, Role::Reader));
-        let board = Request::Board {
-            rank: Rank::new(0),
-            kind: BoardKind::Steps,
-            bytes: 1,
-        };
-        cluster.ask(0, conn, board);
-        cluster.ask(0, conn, Request::OpenRun { timeout_ms: 1_000 });
-        let (force, timeout_ms) = (true, 1_000);
-        cluster.ask(0, conn, Request::Drop { force, timeout_ms });
-        cluster.disconnect(0, conn);
-    }
-    cluster.ask_of("blue~train");
-    let reader = cluster.connect(0, Role::Reader);
-    let reply = cluster.ask(0, reader, Request::OpenRun { timeout_ms: 10_000 });
-    assert!(
-        matches!(reply, Reply::RunOpened { .. }),
-        "{} ms: {reply:?}",
-        cluster.now
-    );
 }
 
 /// A job whose token was changed, and a step saved after it, and of which the tier alone knows; what it says of changes is not to be had.
@@ -308,7 +243,7 @@ fn known_to_a_tier_that_hangs() -> (Cluster, Namespace, RunId) {
 fn a_trainer_by_the_newest_token_is_no_stranger_where_the_tier_tells_of_its_run_alone() {
     let (mut cluster, job, run) = known_to_a_tier_that_hangs();
     let conn = cluster.fresh_conn();
-    let reply = cluster.ask(0, conn, hello(&job, NEW, trainer_of(run, 2)));
+    let reply = cluster.ask(0, conn, hello_by(job.clone(), NEW, trainer_of(run, 2)));
     assert_ne!(code(&reply), Some(RefusalCode::WrongToken), "{reply:?}");
 }
 
@@ -317,7 +252,7 @@ fn a_trainer_by_the_newest_token_is_no_stranger_where_the_tier_tells_of_its_run_
 fn a_retired_token_does_not_come_back_while_the_tier_tells_of_its_run_alone() {
     let (mut cluster, job, run) = known_to_a_tier_that_hangs();
     let old = cluster.fresh_conn();
-    let let_in = cluster.ask(0, old, hello(&job, TOKEN, trainer_of(run, 2)));
+    let let_in = cluster.ask(0, old, hello_by(job.clone(), TOKEN, trainer_of(run, 2)));
     eprintln!("the retired token while the tier is away: {let_in:?}");
     cluster.scene.tier.as_mut().unwrap().listing = Listing::After(20);
     cluster.run_for(120_000);
@@ -326,7 +261,7 @@ fn a_retired_token_does_not_come_back_while_the_tier_tells_of_its_run_alone() {
     for (round, node) in [(1, 1), (1, 2), (1, 0), (2, 0)] {
         for (token, opens) in [(NEW, true), (TOKEN, false)] {
             let conn = cluster.fresh_conn();
-            let reply = cluster.ask(node, conn, hello(&job, token, Role::Reader));
+            let reply = cluster.ask(node, conn, hello_by(job.clone(), token, Role::Reader));
             if matches!(reply, Reply::Welcome { .. }) != opens {
                 let which = if opens {
                     "the new token"
@@ -358,14 +293,14 @@ fn a_run_that_waits_for_the_tier_claims_no_name_that_is_durable() {
         cluster.run_for(20_000);
         cluster.scene.tier.as_mut().unwrap().listing = listing;
         let thief = cluster.fresh_conn();
-        cluster.ask(0, thief, hello(&job, OTHER, Role::Reader));
+        cluster.ask(0, thief, hello_by(job.clone(), OTHER, Role::Reader));
         let reply = cluster.ask(0, thief, Request::OpenRun { timeout_ms: 30_000 });
         assert!(matches!(reply, Reply::Refused(_)), "{reply:?}");
         cluster.disconnect(0, thief);
         cluster.scene.tier.as_mut().unwrap().listing = Listing::After(20);
         for node in 0..3 {
             let conn = cluster.fresh_conn();
-            let reply = cluster.ask(node, conn, hello(&job, TOKEN, Role::Reader));
+            let reply = cluster.ask(node, conn, hello_by(job.clone(), TOKEN, Role::Reader));
             assert!(matches!(reply, Reply::Welcome { .. }), "n{node}: {reply:?}");
             let reply = cluster.ask(node, conn, Request::OpenRun { timeout_ms: 30_000 });
             assert!(
@@ -382,7 +317,7 @@ fn a_run_that_waits_for_the_tier_claims_no_name_that_is_durable() {
 fn a_strangers_trainer_is_no_owner_while_the_tier_tells_of_runs_alone() {
     let (mut cluster, job, run) = known_to_a_tier_that_hangs();
     let conn = cluster.fresh_conn();
-    let reply = cluster.ask(0, conn, hello(&job, OTHER, trainer_of(run, 2)));
+    let reply = cluster.ask(0, conn, hello_by(job.clone(), OTHER, trainer_of(run, 2)));
     assert_eq!(
         code(&reply),
         Some(RefusalCode::DurableUnavailable),
@@ -390,6 +325,6 @@ fn a_strangers_trainer_is_no_owner_while_the_tier_tells_of_runs_alone() {
     );
     cluster.scene.tier.as_mut().unwrap().listing = Listing::After(20);
     let conn = cluster.fresh_conn();
-    let reply = cluster.ask(0, conn, hello(&job, NEW, Role::Reader));
+    let reply = cluster.ask(0, conn, hello_by(job.clone(), NEW, Role::Reader));
     assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
 }

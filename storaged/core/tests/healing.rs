@@ -7,7 +7,7 @@ use cluster::{Block, Cluster, STRIPE_MS};
 use storaged_core::Note;
 use storaged_wire::local::{DurableWish, Reply, Request, Role, Rung};
 use storaged_wire::{Digest, Rank};
-use testkit::{acquire_slot, open_shard, plan_newest};
+use testkit::{acquire_slot, open_shard, open_without_own, plan_newest};
 
 const STRIPES: u64 = 400;
 
@@ -256,10 +256,7 @@ fn a_shard_that_a_reader_found_wrong_is_replaced_once_no_session_reads_it() {
     cluster.kill(1);
     cluster.run_for(10_000);
     let reader = cluster.connect(0, Role::Reader);
-    let mut open = open_shard(manifest, Rank::new(0), 60_000);
-    if let Request::OpenShard { without, .. } = &mut open {
-        *without = Some(Rung::OwnRam);
-    }
+    let open = open_without_own(manifest, Rank::new(0), 60_000);
     let opened = cluster.send(0, reader, open);
     cluster.run_for(STRIPES * STRIPE_MS / 2);
     let since = cluster.now;

@@ -8,7 +8,9 @@ use storaged_core::{Input, Note};
 use storaged_wire::local::{DurableWish, Reply, Request, Role, Rung};
 use storaged_wire::peer::SessionFault;
 use storaged_wire::{Digest, Rank, Step, WorldSize};
-use testkit::{CHUNK_BYTES, acquire_slot, commit_step, name, open_shard, plan_newest};
+use testkit::{
+    CHUNK_BYTES, acquire_slot, commit_step, name, open_shard, open_without_own, plan_newest,
+};
 
 fn manifest_at(cluster: &mut Cluster, node: usize) -> Digest {
     let reader = cluster.connect(node, Role::Reader);
@@ -18,14 +20,6 @@ fn manifest_at(cluster: &mut Cluster, node: usize) -> Digest {
     };
     cluster.disconnect(node, reader);
     plan.manifest
-}
-
-fn without_own(manifest: Digest, rank: u32, timeout_ms: u32) -> Request {
-    let mut open = open_shard(manifest, Rank::new(rank), timeout_ms);
-    if let Request::OpenShard { without, .. } = &mut open {
-        *without = Some(Rung::OwnRam);
-    }
-    open
 }
 
 fn drilled(manifest: Digest, rank: u32, lost: usize, timeout_ms: u32) -> Request {
@@ -87,7 +81,7 @@ fn a_reader_that_finds_its_copy_wrong_does_not_cost_the_step_while_it_is_coded()
     cluster.run_for(200);
     let manifest = manifest_at(&mut cluster, 0);
     let reader = cluster.connect(0, Role::Reader);
-    let id = cluster.send(0, reader, without_own(manifest, 0, 60_000));
+    let id = cluster.send(0, reader, open_without_own(manifest, Rank::new(0), 60_000));
     cluster.run_for(300);
     cluster.kill(4);
     cluster.run_for(100_000);
@@ -112,7 +106,7 @@ fn a_reader_that_finds_its_copy_wrong_does_not_cost_the_step_while_it_is_coded()
     assert_eq!(cluster.held(0).len(), 1, "{told:#?}");
 }
 
-/// Of two sessions that read the copy one finds it corrupt.
+/// Of two sessions that read the copy one finds it corrupt: no trainer is given its slot then (the world sees to that).
 #[test]
 fn a_copy_that_a_session_finds_corrupt_is_nobody_elses_while_others_read_it() {
     let mut cluster = Cluster::start(8, 2, 400);
@@ -169,8 +163,8 @@ fn readers_that_find_their_copy_wrong_leave_nothing_behind() {
         let other = cluster.connect(0, Role::Reader);
         let own = cluster.ask(0, other, open_shard(manifest, Rank::new(0), 30_000));
         assert!(matches!(own, Reply::ShardOpened { .. }), "{own:?}");
-        let one = cluster.send(0, reader, without_own(manifest, 0, 30_000));
-        let two = cluster.send(0, other, without_own(manifest, 0, 30_000));
+        let one = cluster.send(0, reader, open_without_own(manifest, Rank::new(0), 30_000));
+        let two = cluster.send(0, other, open_without_own(manifest, Rank::new(0), 30_000));
         cluster.run_until_answered(&[one, two]);
         cluster.disconnect(0, reader);
         cluster.run_for(100);
@@ -201,26 +195,19 @@ fn a_reader_that_says_so_again_and_again_does_not_keep_others_from_being_healed(
     cluster.run_for(10_000);
     let since = cluster.now;
     let reader = cluster.connect(0, Role::Reader);
-    let mut asked = cluster.send(0, reader, without_own(manifest, 0, 60_000));
+    let mut asked = cluster.send(0, reader, open_without_own(manifest, Rank::new(0), 60_000));
     cluster.run_for(2_000);
     cluster.start_after(0, 1);
-    let mut opened = 0;
     for _ in 0..120 {
         cluster.run_for(500);
         if cluster.answer(asked).is_some() {
-            opened += 1;
-            asked = cluster.send(0, reader, without_own(manifest, 0, 60_000));
+            asked = cluster.send(0, reader, open_without_own(manifest, Rank::new(0), 60_000));
         }
         if cluster.healed_at(&[1], since).is_some() {
             break;
         }
     }
     let healed = cluster.healed_at(&[1], since);
-    eprintln!(
-        "healed {:?} after {since}, opened {opened}, failures {}",
-        healed,
-        cluster.failures(since).len()
-    );
     assert!(healed.is_some(), "{:?}", cluster.failures(since));
     cluster.run_for(10_000);
     for node in 0..10 {
@@ -240,7 +227,7 @@ fn a_step_stays_for_the_reader_whose_copy_another_one_has_replaced() {
         assert!(matches!(own, Reply::ShardOpened { .. }), "{own:?}");
         if with_another {
             let other = cluster.connect(0, Role::Reader);
-            let opened = cluster.ask(0, other, without_own(manifest, 0, 10_000));
+            let opened = cluster.ask(0, other, open_without_own(manifest, Rank::new(0), 10_000));
             assert!(matches!(opened, Reply::ShardOpened { .. }), "{opened:?}");
             cluster.disconnect(0, other);
         }
@@ -259,7 +246,7 @@ fn openings_elsewhere_outlive_the_replacement_of_the_copy_that_they_read() {
     cluster.save_and_wait(DurableWish::Never);
     let manifest = manifest_at(&mut cluster, 0);
     let reader = cluster.connect(0, Role::Reader);
-    let replaced = cluster.send(0, reader, without_own(manifest, 0, 60_000));
+    let replaced = cluster.send(0, reader, open_without_own(manifest, Rank::new(0), 60_000));
     cluster.run_for(2_000);
     let mut asked = Vec::new();
     for (node, rank) in [(5, 0), (3, 0), (0, 1)] {
@@ -328,9 +315,9 @@ fn rot_that_is_found_while_a_reader_has_the_shard_made_anew_leaves_nothing_behin
         cluster.run_for(delay);
         let reader = cluster.connect(0, Role::Reader);
         let other = cluster.connect(0, Role::Reader);
-        let one = cluster.send(0, reader, without_own(manifest, 0, 60_000));
+        let one = cluster.send(0, reader, open_without_own(manifest, Rank::new(0), 60_000));
         cluster.run_for(300);
-        let two = cluster.send(0, other, without_own(manifest, 0, 60_000));
+        let two = cluster.send(0, other, open_without_own(manifest, Rank::new(0), 60_000));
         cluster.run_until_answered(&[one, two]);
         for id in [one, two] {
             let reply = cluster.answer(id);
@@ -356,7 +343,7 @@ fn the_next_daemon_has_the_copy_that_is_kept() {
         cluster.save_and_wait(DurableWish::Never);
         let manifest = manifest_at(&mut cluster, 0);
         let reader = cluster.connect(0, Role::Reader);
-        let opened = cluster.send(0, reader, without_own(manifest, 0, 60_000));
+        let opened = cluster.send(0, reader, open_without_own(manifest, Rank::new(0), 60_000));
         cluster.run_for(delay);
         let was_opened = cluster.answer(opened).is_some();
         let since = cluster.now;

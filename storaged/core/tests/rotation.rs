@@ -6,7 +6,7 @@ mod testkit;
 use cluster::{Cluster, Conduct, Listing, Room};
 use minicbor::bytes::{ByteArray, ByteVec};
 use storaged_core::{ConnId, Input, Viewer};
-use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
+use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::plan::{CopyFault, RestorePlan};
 use storaged_wire::succession::{Rotated, SEAL_BYTES, TokenStanding};
@@ -14,7 +14,7 @@ use storaged_wire::{
     JobKeys, Namespace, Owner, Rank, RefusalCode, Rotation, RunId, Step, Succession, WorldSize,
     decode, encode,
 };
-use testkit::{TOKEN, name, namespace};
+use testkit::{TOKEN, hello_by, name, namespace};
 
 const NEW: &[u8] = b"the token that comes next";
 const NEWEST: &[u8] = b"the token that comes last";
@@ -32,12 +32,7 @@ fn come_on(
     conn: ConnId,
     token: &[u8],
 ) -> Result<ConnId, RefusalCode> {
-    let hello = Request::Hello {
-        version: LOCAL_VERSION,
-        namespace: namespace(),
-        token: token.to_vec().into(),
-        role: Role::Reader,
-    };
+    let hello = hello_by(namespace(), token, Role::Reader);
     match cluster.ask(node, conn, hello) {
         Reply::Welcome { .. } => Ok(conn),
         Reply::Refused(refusal) => Err(refusal.code),
@@ -273,16 +268,12 @@ fn refused(reply: &Reply) -> Option<RefusalCode> {
 fn a_connection_that_says_another_name_is_still_that_of_the_retired_token() {
     let mut cluster = saved();
     let (old, _) = rotate(&mut cluster, 0, TOKEN, NEW);
-    let of_another = Request::Hello {
-        version: LOCAL_VERSION,
-        namespace: Namespace::new("another").unwrap(),
-        token: NEWEST.to_vec().into(),
-        role: Role::Trainer {
-            run: RunId::new(1),
-            rank: Rank::new(7),
-            world_size: WorldSize::new(1).unwrap(),
-        },
+    let role = Role::Trainer {
+        run: RunId::new(1),
+        rank: Rank::new(7),
+        world_size: WorldSize::new(1).unwrap(),
     };
+    let of_another = hello_by(Namespace::new("another").unwrap(), NEWEST, role);
     let reply = cluster.ask(0, old, of_another);
     assert_eq!(refused(&reply), Some(RefusalCode::WorldSize));
     let reply = cluster.ask(0, old, Request::OpenRun { timeout_ms: 10_000 });

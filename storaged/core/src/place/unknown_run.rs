@@ -27,8 +27,6 @@ pub(crate) struct WaitingHello {
     waiting_for: BTreeSet<NodeName>,
     tier: TierSearch,
     pub deadline: Now,
-    /// Until when a stranger may turn out to be none.
-    stranger_until: Option<Now>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,7 +85,6 @@ impl Runs {
             waiting_for: BTreeSet::new(),
             tier,
             deadline: since.plus(limits::RUN_CONFIRM_MS),
-            stranger_until: None,
         };
         self.hellos.insert(query, waiting);
         for peer in cx.peers.keys().cloned().collect::<Vec<_>>() {
@@ -203,10 +200,7 @@ impl WaitingHello {
         if cx.check_waiting(self.id, &mut self.hello).is_ok() {
             return false;
         }
-        let until = self
-            .stranger_until
-            .get_or_insert(cx.now.plus(limits::CHANGE_WAIT_MS));
-        self.deadline = self.deadline.min(*until);
+        self.deadline = self.deadline.min(cx.now.plus(limits::CHANGE_WAIT_MS));
         cx.now < self.deadline
     }
 }

@@ -21,7 +21,7 @@ impl SlotUse {
 }
 
 impl Slot {
-    /// Whether it is none of the slots that a rank saves in.
+    /// Whether it is a board, or will be one.
     pub(super) fn is_board(&self) -> bool {
         matches!(self.used_for, SlotUse::Board(_) | SlotUse::BoardComing(..))
     }

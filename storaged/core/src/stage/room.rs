@@ -291,15 +291,12 @@ impl Context {
             newest.is_some_and(|newest| newest > *key)
         });
         let counts = |used_for: &SlotUse| match used_for {
-            SlotUse::Opening | SlotUse::Guest | SlotUse::BoardComing(..) | SlotUse::Board(_) => {
-                false
-            }
             SlotUse::Sealed(key) => {
                 Some(key) != waits_for_tier.as_ref()
                     && !self.is_only_read(key)
                     && !self.is_pinned(key)
             }
-            _ => true,
+            other => other.is_for_saves(),
         };
         let slots = self.slots.values();
         slots

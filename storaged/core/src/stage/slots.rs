@@ -108,8 +108,7 @@ impl Context {
         self.slots
             .values()
             .filter(|slot| slot.namespace == *namespace && slot.rank == rank)
-            .filter(|slot| !matches!(slot.used_for, SlotUse::Opening | SlotUse::Guest))
-            .filter(|slot| !slot.is_board())
+            .filter(|slot| slot.used_for.is_for_saves())
             .filter(|slot| !matches!(&slot.used_for, SlotUse::Sealed(key) if self.is_pinned(key)))
             .count()
     }

@@ -1,16 +1,21 @@
 //! What clients ask, where nothing of it is out of the ordinary.
 
-use storaged_wire::local::{DurableWish, LOCAL_VERSION, Request, Role};
+use storaged_wire::local::{DurableWish, LOCAL_VERSION, Request, Role, Rung};
 use storaged_wire::{Digest, Namespace, Rank, Step};
 
 use super::names::TOKEN;
 
 /// How every connection of a client begins.
 pub fn hello(namespace: Namespace, role: Role) -> Request {
+    hello_by(namespace, TOKEN, role)
+}
+
+/// The same by another token.
+pub fn hello_by(namespace: Namespace, token: &[u8], role: Role) -> Request {
     Request::Hello {
         version: LOCAL_VERSION,
         namespace,
-        token: TOKEN.to_vec().into(),
+        token: token.to_vec().into(),
         role,
     }
 }
@@ -60,4 +65,13 @@ pub fn open_shard(manifest: Digest, rank: Rank, timeout_ms: u32) -> Request {
         without: None,
         withheld: None,
     }
+}
+
+/// The same for a reader who has found its own node's copy wrong.
+pub fn open_without_own(manifest: Digest, rank: Rank, timeout_ms: u32) -> Request {
+    let mut open = open_shard(manifest, rank, timeout_ms);
+    if let Request::OpenShard { without, .. } = &mut open {
+        *without = Some(Rung::OwnRam);
+    }
+    open
 }
