@@ -12,18 +12,24 @@ impl<C> Encode<C> for Digest {
         e: &mut Encoder<W>,
         _: &mut C,
     ) -> Result<(), encode::Error<W::Error>> {
-        e.bytes(self.as_bytes())?.ok()
+        // Head and bytes in one write: records have thousands of digests.
+        let mut field = [0; 34];
+        field[..2].copy_from_slice(&[0x58, 32]);
+        field[2..].copy_from_slice(self.as_bytes());
+        let written = e.writer_mut().write_all(&field);
+        written.map_err(encode::Error::write)
     }
 }
 
 impl<'b, C> Decode<'b, C> for Digest {
     fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<Self, Error> {
-        Ok(Self::from_bytes(&exactly(d, "a digest")?))
+        Ok(Self::from_bytes(exactly(d, "a digest")?))
     }
 }
 
 /// A byte string of a fixed length.
-fn exactly<const N: usize>(d: &mut Decoder<'_>, what: &str) -> Result<[u8; N], Error> {
+#[inline]
+fn exactly<'b, const N: usize>(d: &mut Decoder<'b>, what: &str) -> Result<&'b [u8; N], Error> {
     let bytes = d.bytes()?;
     let got = bytes.len();
     let wrong = |_| Error::message(format!("expected {what} of {N} bytes, got {got}"));
@@ -42,7 +48,7 @@ impl<C> Encode<C> for Fingerprint {
 
 impl<'b, C> Decode<'b, C> for Fingerprint {
     fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<Self, Error> {
-        Ok(Self::from_bytes(exactly(d, "a fingerprint")?))
+        Ok(Self::from_bytes(*exactly(d, "a fingerprint")?))
     }
 }
 

@@ -35,10 +35,16 @@ pub enum WireError {
 
 /// Encodes a record.
 pub fn encode<T: Encode<()>>(record: &T) -> Vec<u8> {
-    match minicbor::to_vec(record) {
-        Ok(bytes) => bytes,
-        // Writing to a Vec cannot fail, and no record here has a custom encoder that does.
-        Err(error) => unreachable!("encoding to memory failed: {error}"),
+    let mut bytes = Vec::new();
+    encode_to(record, &mut bytes);
+    bytes
+}
+
+/// Encodes a record behind what is there.
+pub(crate) fn encode_to<T: Encode<()>>(record: &T, bytes: &mut Vec<u8>) {
+    // Writing to a Vec cannot fail, and no record here has a custom encoder that does.
+    if let Err(error) = minicbor::encode(record, bytes) {
+        unreachable!("encoding to memory failed: {error}");
     }
 }
 

@@ -8,7 +8,7 @@ use minicbor::{Decode, Encode};
 use storaged_codec::Digest;
 use thiserror::Error;
 
-use crate::framing::{WireError, decode, encode};
+use crate::framing::{WireError, decode, encode_to};
 use crate::ids::{Namespace, Owner, Rank, Step};
 use crate::peer::{CheckpointKey, HighMark};
 use crate::run::RunId;
@@ -16,6 +16,10 @@ use crate::succession::RetiredKey;
 
 /// Bytes of a key and of a MAC.
 const MAC_BYTES: usize = 32;
+
+/// Room for a record without increments and its MAC, and for one of them.
+const OBJECT_BYTES: usize = 512;
+const INCREMENT_BYTES: usize = 40;
 
 /// The key of a job's MACs: from its token and its name, so that one token of two jobs does not let a checkpoint pass from one to the
 /// other. It is a secret: its text is not that of its bytes.
@@ -145,7 +149,8 @@ impl Provenance {
 
     /// The object: the record, then the MAC of its bytes.
     pub fn to_object(&self, key: &ManifestKey) -> Vec<u8> {
-        let mut object = encode(self);
+        let mut object = Vec::with_capacity(OBJECT_BYTES + self.increments.len() * INCREMENT_BYTES);
+        encode_to(self, &mut object);
         let mac = key.mac(&object);
         object.extend_from_slice(mac.as_bytes());
         object
