@@ -425,12 +425,22 @@ pub(crate) struct Word {
     pub promised: Option<RunId>,
 }
 
+/// What the name of a job rests on at a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// On nothing: there are boards alone. Only who opens a run has asked others whose the job is.
+    Boards,
+    /// On an attempt of this node's own to open its first run, of which nobody else has told. A refused one leaves no claim.
+    Attempt,
+    /// On a run, or on what another node has said or was promised.
+    Held,
+}
+
 /// A namespace as this node knows it.
 #[derive(Debug, Clone)]
 pub(crate) struct NamespaceTable {
     pub owner: Owner,
-    /// Whether it has nothing but boards. They are no claim to the name: only who opens a run has asked the durable tier whose it is.
-    pub boards_alone: bool,
+    pub claim: Claim,
     /// Runs below are fenced off.
     pub fence: RunId,
     /// The highest run that was promised to whoever opens it, here or at a peer.
@@ -466,7 +476,7 @@ impl NamespaceTable {
     pub fn new(owner: Owner) -> Self {
         Self {
             owner,
-            boards_alone: false,
+            claim: Claim::Held,
             fence: RunId::ZERO,
             promised: RunId::ZERO,
             granted: RunId::ZERO,

@@ -13,7 +13,7 @@ use storaged_wire::{
 
 use crate::api::{ConnId, Note, Now, Output, QueryId, RequestId, Setup, Viewer};
 use crate::budget::Budget;
-use crate::catalog::{Attached, Checkpoint, Ends, NamespaceTable, Peer, Slot, TierQuestion};
+use crate::catalog::{Attached, Checkpoint, Claim, Ends, NamespaceTable, Peer, Slot, TierQuestion};
 use crate::enclosures::EnclosureStore;
 use crate::event::Event;
 use crate::keep::Keeping;
@@ -252,7 +252,10 @@ impl Context {
 
     pub(crate) fn owner_of(&self, namespace: &Namespace) -> Option<Owner> {
         let table = self.namespaces.get(namespace);
-        let table = table.filter(|table| !table.boards_alone || planted!("boards_claim_names"));
+        let claims = |table: &&NamespaceTable| {
+            table.claim != Claim::Boards || planted!("boards_claim_names")
+        };
+        let table = table.filter(claims);
         table.map(|table| table.owner)
     }
 

@@ -13,7 +13,7 @@ use storaged_wire::{
 };
 
 use crate::api::Output;
-use crate::catalog::{Checkpoint, LocalShard};
+use crate::catalog::{Checkpoint, Claim, LocalShard};
 use crate::context::Context;
 
 /// Digests and fingerprints of a shard's chunks.
@@ -124,8 +124,8 @@ impl Context {
         let keys = self.keys.of_job(&namespace);
         let retired = keys.map(|keys| keys.retired.clone());
         let table = self.namespaces.get(&namespace);
-        // Boards end with the daemon.
-        let table = table.filter(|table| !table.boards_alone);
+        // Boards end with the daemon, and so do attempts to open a run.
+        let table = table.filter(|table| table.claim == Claim::Held);
         let record = table.map(|table| KeptNamespace {
             namespace: namespace.clone(),
             owner: table.owner,

@@ -4,7 +4,7 @@ mod cluster;
 mod testkit;
 
 use cluster::Cluster;
-use storaged_core::ConnId;
+use storaged_core::{ConnId, Input, Viewer};
 use storaged_wire::local::{BoardKind, Reply, Request, Role};
 use storaged_wire::{
     CheckpointState, Namespace, Rank, RefusalCode, RunId, SlotId, Step, WorldSize,
@@ -341,4 +341,71 @@ fn a_tenant_that_makes_boards_keeps_no_other_tenant_from_opening_a_job() {
         "{} ms: {reply:?}",
         cluster.now
     );
+}
+
+/// A board makes no name known: it counts among those that a tenant may open within a minute.
+#[test]
+fn boards_are_no_way_around_the_bound_on_new_jobs() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    let mut opened = 0;
+    for at in 0..600 {
+        let (conn, _) = stranger(&mut cluster, &format!("name{at}"));
+        board(&mut cluster, conn, 0, BoardKind::Steps, 1);
+        let reply = cluster.ask(0, conn, Request::OpenRun { timeout_ms: 1_000 });
+        opened += u32::from(matches!(reply, Reply::RunOpened { .. }));
+        let (force, timeout_ms) = (true, 1_000);
+        cluster.ask(0, conn, Request::Drop { force, timeout_ms });
+        cluster.disconnect(0, conn);
+    }
+    assert!(cluster.now < 60_000, "{}", cluster.now);
+    assert!((200..=256).contains(&opened), "{opened} names");
+}
+
+/// Then its name is nobody's, and its boards are there.
+#[test]
+fn a_run_that_is_refused_leaves_the_boards_of_its_job() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    (1..6).for_each(|node| cluster.kill(node));
+    cluster.run_for(4_000);
+    let used = cluster.ledger(0).used;
+    let (conn, _) = stranger(&mut cluster, "fresh");
+    let (slot, _) = granted(&board(&mut cluster, conn, 0, BoardKind::Steps, BYTES));
+    let refused = cluster.ask(0, conn, Request::OpenRun { timeout_ms: 9_000 });
+    assert_eq!(code(&refused), Some(RefusalCode::TimedOut), "{refused:?}");
+    let there = board(&mut cluster, conn, 0, BoardKind::Steps, 0);
+    assert_eq!(granted(&there).0, slot);
+    // Of two tokens the later one has them, as before the attempt.
+    let owner = cluster.fresh_conn();
+    cluster.ask(0, owner, hello("fresh", TOKEN, Role::Reader));
+    granted(&board(&mut cluster, owner, 1, BoardKind::Steps, BYTES));
+    let gone = board(&mut cluster, owner, 0, BoardKind::Steps, 0);
+    assert_eq!(code(&gone), Some(RefusalCode::NoCheckpoint), "{gone:?}");
+    assert_eq!(cluster.ledger(0).used, used + (4 << 20));
+}
+
+/// He sees and reads all jobs by whichever token he says, and writes in none.
+#[test]
+fn an_operator_without_the_jobs_token_gets_no_board() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    let operator = |cluster: &mut Cluster, token: &[u8]| {
+        let conn = cluster.fresh_conn();
+        let viewer = Viewer::Operator;
+        cluster.tell(0, Input::Connected { conn, viewer });
+        let reply = cluster.ask(0, conn, hello("fresh", token, Role::Reader));
+        assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
+        conn
+    };
+    let early = operator(&mut cluster, OTHER);
+    cluster.begin_job("fresh");
+    let owner = cluster.connect(0, Role::Reader);
+    granted(&board(&mut cluster, owner, 0, BoardKind::Steps, BYTES));
+    let late = operator(&mut cluster, OTHER);
+    for conn in [early, late] {
+        for bytes in [0, BYTES] {
+            let reply = board(&mut cluster, conn, 0, BoardKind::Steps, bytes);
+            assert_eq!(code(&reply), Some(RefusalCode::WrongToken), "{reply:?}");
+        }
+    }
+    let by_token = operator(&mut cluster, TOKEN);
+    granted(&board(&mut cluster, by_token, 0, BoardKind::Steps, 0));
 }

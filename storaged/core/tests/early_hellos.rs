@@ -6,7 +6,7 @@ mod testkit;
 
 use cluster::{Cluster, Conduct, Listing, Room};
 use storaged_core::{ConnId, Input, Viewer};
-use storaged_wire::local::{DurableWish, Reply, Request, Role};
+use storaged_wire::local::{BoardKind, DurableWish, Reply, Request, Role};
 use storaged_wire::succession::{SEAL_BYTES, TokenStanding};
 use storaged_wire::{
     CheckpointState, Namespace, Rank, RefusalCode, Rotation, RunId, Step, WorldSize,
@@ -327,4 +327,84 @@ fn a_strangers_trainer_is_no_owner_while_the_tier_tells_of_runs_alone() {
     let conn = cluster.fresh_conn();
     let reply = cluster.ask(0, conn, hello_by(job.clone(), NEW, Role::Reader));
     assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
+}
+
+/// What the newest token's trainer has written on its board before the tier answered is its own when the job is known.
+#[test]
+fn a_board_made_by_the_newest_token_stays_when_the_job_becomes_known() {
+    let mut cluster = Cluster::start_with(2, 1, 4, Some(Conduct::default()), Room::default());
+    cluster.save_and_wait(DurableWish::Required);
+    let job = namespace();
+    rotate(&mut cluster, 0, &job);
+    (0..3).for_each(|node| cluster.kill(node));
+    (0..3).for_each(|node| cluster.start_after(50, node));
+    cluster.run_for(20_000);
+    cluster.scene.tier.as_mut().unwrap().listing = Listing::FailsAfter(50);
+    let board = |bytes| Request::Board {
+        rank: Rank::new(0),
+        kind: BoardKind::Steps,
+        bytes,
+    };
+    let slot_of = |reply: &Reply| match reply {
+        Reply::SlotGranted { slot, .. } => *slot,
+        other => panic!("no board: {other:?}"),
+    };
+    let early = cluster.fresh_conn();
+    cluster.ask(0, early, hello_by(job.clone(), NEW, Role::Reader));
+    let made = slot_of(&cluster.ask(0, early, board(1)));
+    cluster.scene.tier.as_mut().unwrap().listing = Listing::After(20);
+    let late = cluster.fresh_conn();
+    cluster.ask(0, late, hello_by(job.clone(), NEW, Role::Reader));
+    let opened = cluster.ask(0, late, Request::OpenRun { timeout_ms: 10_000 });
+    assert!(matches!(opened, Reply::RunOpened { .. }), "{opened:?}");
+    assert_eq!(slot_of(&cluster.ask(0, early, board(0))), made);
+    assert_eq!(slot_of(&cluster.ask(0, late, board(0))), made);
+}
+
+/// A stranger who asks for a run at a node that is alone is refused it, and has no claim to the name when the others come back: neither at
+/// that node nor at peers that it greets.
+#[test]
+fn a_run_that_is_refused_claims_no_name() {
+    for goes in [Goes::WhenRefused, Goes::WhileItWaits] {
+        let mut cluster = Cluster::start(4, 2, 10);
+        cut_off(&mut cluster);
+        cluster.run_for(4_000);
+        let job = Namespace::new("fresh").unwrap();
+        let thief = cluster.fresh_conn();
+        cluster.ask(1, thief, hello_by(job.clone(), OTHER, Role::Reader));
+        let timeout_ms = 5_000;
+        let id = cluster.send(1, thief, Request::OpenRun { timeout_ms });
+        match goes {
+            Goes::WhenRefused => {
+                cluster.run_for(6_000);
+                let reply = cluster.answer(id).expect("an answer");
+                assert_eq!(code(reply), Some(RefusalCode::TimedOut), "{reply:?}");
+            }
+            Goes::WhileItWaits => cluster.run_for(1_000),
+        }
+        cluster.disconnect(1, thief);
+        let owner = cluster.fresh_conn();
+        cluster.ask(0, owner, hello_by(job.clone(), TOKEN, Role::Reader));
+        let opened = cluster.ask(0, owner, Request::OpenRun { timeout_ms: 9_000 });
+        assert!(matches!(opened, Reply::RunOpened { .. }), "{opened:?}");
+        joined_again(&mut cluster);
+        cluster.run_for(4_000);
+        for node in [1, 0] {
+            let conn = cluster.fresh_conn();
+            let reply = cluster.ask(node, conn, hello_by(job.clone(), TOKEN, Role::Reader));
+            assert!(matches!(reply, Reply::Welcome { .. }), "n{node}: {reply:?}");
+            let reply = cluster.ask(node, conn, Request::OpenRun { timeout_ms: 9_000 });
+            assert!(
+                matches!(reply, Reply::RunOpened { .. }),
+                "n{node}: {reply:?}"
+            );
+        }
+    }
+}
+
+/// When a client goes that asks for a run.
+#[derive(Clone, Copy)]
+enum Goes {
+    WhenRefused,
+    WhileItWaits,
 }

@@ -42,7 +42,7 @@ use storaged_wire::{
 
 use crate::api::{ConnId, DigestTally, HeldBlock, Note, Output, RequestId};
 use crate::catalog::{
-    Attached, Checkpoint, End, LocalShard, NamespaceTable, Slot, SlotUse, Upload, Waiter,
+    Attached, Checkpoint, Claim, End, LocalShard, NamespaceTable, Slot, SlotUse, Upload, Waiter,
     WaiterWish,
 };
 use crate::context::Context;
@@ -225,10 +225,10 @@ impl Context {
         owner: Owner,
     ) -> &mut NamespaceTable {
         self.keeping.touch_job(namespace);
-        self.drop_boards_of_others(namespace, owner);
+        self.pass_boards_to(namespace, owner);
         let table = self.namespaces.entry(namespace.clone());
         let table = table.or_insert_with(|| NamespaceTable::new(owner));
-        table.boards_alone = false;
+        table.claim = Claim::Held;
         table
     }
 
