@@ -5,8 +5,12 @@ mod cluster;
 mod testkit;
 
 use cluster::{Cluster, Room};
+use storaged_core::Input;
 use storaged_wire::local::{DurableWish, Keep, Reply, Request, Role};
-use storaged_wire::{Refusal, RefusalCode, Step};
+use storaged_wire::peer::PeerMessage;
+use storaged_wire::pins::{NamespacePins, Pin};
+use storaged_wire::{Owner, Refusal, RefusalCode, Step};
+use testkit::{TOKEN, name, namespace};
 
 const NODES: usize = 6;
 /// A slot of a shard of ten stripes, and its parity.
@@ -217,7 +221,7 @@ fn what_is_to_come_back_of_one_job_is_no_room_for_pins_of_another() {
         for _ in 1..=2 {
             cluster.save_and_wait(DurableWish::Never);
         }
-        cluster.ask_of(testkit::namespace().as_str());
+        cluster.ask_of(namespace().as_str());
         pinned(&mut cluster, 3, 1);
         cluster.ask_of("other");
         let said = keep(&mut cluster, 3, 1, Keep::Pin);
@@ -337,6 +341,76 @@ fn who_pins_a_step_that_is_being_pinned_hears_what_becomes_of_it() {
     }
 }
 
+/// The same through another node, which has been told of the pin and does not decide it.
+#[test]
+fn who_pins_a_step_that_another_node_is_pinning_hears_what_becomes_of_it() {
+    for silent in [&[0, 1, 5][..], &[5]] {
+        let mut cluster = with_room(Room::default());
+        cluster.save_and_wait(DurableWish::Never);
+        cluster.scene.unheard.extend(silent);
+        let asked = [3, 2, 2, 4].map(|node| {
+            let reader = cluster.connect(node, Role::Reader);
+            let id = cluster.send(node, reader, request(1, Keep::Pin));
+            cluster.run_for(500);
+            id
+        });
+        for id in asked {
+            assert!(
+                cluster.answer(id).is_none(),
+                "{silent:?}: before it is decided"
+            );
+        }
+        cluster.run_for(14_000);
+        for id in asked {
+            match cluster.answer(id) {
+                Some(Reply::Refused(refusal)) if silent.len() > 2 => {
+                    assert_eq!(refusal.code, RefusalCode::TooManyLost);
+                }
+                Some(Reply::Removed { .. }) if silent.len() <= 2 => {}
+                other => panic!("{silent:?}: {other:?}"),
+            }
+        }
+        // Once it is decided nobody waits.
+        if silent.len() <= 2 {
+            let reader = cluster.connect(4, Role::Reader);
+            let id = cluster.send(4, reader, request(1, Keep::Pin));
+            cluster.run_for(100);
+            assert!(matches!(cluster.answer(id), Some(Reply::Removed { .. })));
+        }
+    }
+}
+
+/// It would stay at the nodes that have been told, in the way of saves, and be coded again and again.
+#[test]
+fn a_step_that_is_not_protected_is_not_pinned_by_the_word_of_a_peer() {
+    let mut cluster = with_room(Room::default());
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.save_as(DurableWish::Never);
+    cluster.run_for(1);
+    let told = NamespacePins {
+        namespace: namespace(),
+        owner: Owner::of_token(TOKEN),
+        pins: vec![Pin {
+            run: cluster.run(),
+            step: Step::new(2),
+            pinned: true,
+            changes: 1,
+        }],
+    };
+    let from = name(4);
+    for query in [Some(7), None] {
+        let message = PeerMessage::Pins(query, told.clone());
+        let from = from.clone();
+        cluster.tell(0, Input::Message { from, message });
+    }
+    assert!(!cluster.is_protected(0), "it was told before that");
+    cluster.run_for(5_000);
+    for step in 3..=4 {
+        cluster.save_and_wait(DurableWish::Never);
+        cluster.assert_all_hold([step]);
+    }
+}
+
 /// Node 0 has room for one pin, and node 5 is silent, so that each is decided late: the first one for the second step finds no room.
 #[test]
 fn a_pin_that_is_not_granted_does_not_end_one_that_was_asked_for_later() {
@@ -401,7 +475,7 @@ fn a_pin_that_leaves_no_room_for_saves_is_refused_on_all_nodes() {
 /// Two jobs on the same nodes, of which each needs room for its newest step and for the one that it saves.
 #[test]
 fn a_pin_leaves_the_saves_of_another_job_their_room() {
-    let job = testkit::namespace();
+    let job = namespace();
     for (slots, fits) in [(4, false), (5, true)] {
         let room = Room {
             budgets: [(0, slots * SLOT)].into(),
@@ -528,7 +602,7 @@ fn an_idle_job_with_a_pin_makes_no_room_for_others_and_is_dropped_by_force_alone
     let (code, text) = cluster.refused_slot(0, 4 * SLOT);
     assert_eq!(code, RefusalCode::BudgetFull);
     assert!(text.contains("step 1 is pinned"), "{text}");
-    let job = testkit::namespace();
+    let job = namespace();
     cluster.ask_of(job.as_str());
     let mut dropped = |force| {
         let reader = cluster.connect(2, Role::Reader);

@@ -5,23 +5,31 @@
 //! A node that missed a pin would let go what all others keep. So every node that is up is asked to note it, and no pin counts if more
 //! nodes than the step can lose have nothing of it; who was away, or has missed a later change, hears of it now and then.
 
+mod room;
+
 use std::collections::{BTreeMap, BTreeSet};
 
-use storaged_plan::LaneBlocks;
 use storaged_wire::local::{Keep, Reply};
 use storaged_wire::peer::{CheckpointKey, HighMark, PeerMessage, UnowedCause};
 use storaged_wire::pins::{NamespacePins, Pin, PinAnswer};
 use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId, Step};
 
-use super::slots::slot_capacity;
 use crate::api::{ConnId, Curation, DurablePolicy, Now, QueryId, RequestId};
-use crate::budget::Reservation;
 use crate::catalog::Checkpoint;
 use crate::context::Context;
 use crate::limits;
 use crate::pins::{key_at, mark_of};
 
-/// A pin that all nodes are being told of.
+/// Where it is found out whether a pin may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Decided {
+    /// Here: all nodes are being told of it.
+    Here,
+    /// By another node, which lets it go again if it may not.
+    Elsewhere,
+}
+
+/// A pin that somebody here waits for.
 #[derive(Debug)]
 struct PinOrder {
     /// Who wants it, and whoever has asked for the same meanwhile, as far as they are still there.
@@ -30,6 +38,7 @@ struct PinOrder {
     owner: Owner,
     pin: Pin,
     curation: Curation,
+    decided: Decided,
     deadline: Now,
     asked: BTreeSet<NodeName>,
     answers: BTreeMap<NodeName, PinAnswer>,
@@ -75,7 +84,10 @@ impl PinOrders {
         cx: &mut Context,
     ) -> Option<PeerMessage> {
         match message {
-            PeerMessage::Pins(query, of) => cx.pins_told(from, query, of),
+            PeerMessage::Pins(query, of) => {
+                cx.pins_told(from, query, of);
+                self.advance(cx);
+            }
             PeerMessage::PinNoted(query, answer) => {
                 if let Some(order) = self.orders.get_mut(&QueryId(query)) {
                     order.answers.insert(from.clone(), answer);
@@ -128,8 +140,7 @@ impl PinOrders {
                     order.askers.push(id);
                     Ok(())
                 }
-                // Asked for again, which may be because it has become durable: whatever nodes say now, it stays as it is in RAM.
-                None => cx.tell_tier(id, curation, Ok(())),
+                None => self.keep_again(id, &key, owner, curation, cx),
             };
         }
         let pin = match cx.pin_here(&key, owner, keep) {
@@ -142,6 +153,7 @@ impl PinOrders {
             owner,
             pin,
             curation,
+            decided: Decided::Here,
             deadline: cx.now.plus(limits::PIN_WAIT_MS),
             asked: cx.peers.keys().cloned().collect(),
             answers: BTreeMap::from([(cx.me().clone(), PinAnswer::Noted)]),
@@ -150,6 +162,38 @@ impl PinOrders {
         cx.send_all(&order.message(query));
         self.orders.insert(query, order);
         self.advance(cx);
+        Ok(())
+    }
+
+    /// A step is pinned already. If another node has yet to decide that, it is waited for.
+    fn keep_again(
+        &mut self,
+        id: RequestId,
+        key: &CheckpointKey,
+        owner: Owner,
+        curation: Curation,
+        cx: &mut Context,
+    ) -> Result<(), Refusal> {
+        let table = cx.namespaces.get(&key.namespace);
+        let proposed = table.and_then(|table| table.pins.proposed(key.mark(), cx.now));
+        let proposed = proposed.filter(|_| !planted!("pins_of_others_are_granted"));
+        let Some((pin, deadline)) = proposed else {
+            // Asked for again, which may be because it has become durable: whatever nodes say now, it stays as it is in RAM.
+            return cx.tell_tier(id, curation, Ok(()));
+        };
+        let order = PinOrder {
+            askers: vec![id],
+            key: key.clone(),
+            owner,
+            pin,
+            curation,
+            decided: Decided::Elsewhere,
+            deadline,
+            asked: BTreeSet::new(),
+            answers: BTreeMap::new(),
+        };
+        let query = QueryId(cx.fresh());
+        self.orders.insert(query, order);
         Ok(())
     }
 
@@ -164,7 +208,11 @@ impl PinOrders {
         let is_over = |order: &PinOrder| {
             let mut silent = order.asked.iter();
             let waits = |node: &NodeName| !order.answers.contains_key(node) && cx.is_up(node);
-            order.deadline <= cx.now || !silent.any(waits)
+            let is_decided = match order.decided {
+                Decided::Here => !silent.any(waits),
+                Decided::Elsewhere => !cx.goes_by(order),
+            };
+            order.deadline <= cx.now || is_decided
         };
         let orders = self.orders.iter();
         let over = orders.filter(|(_, order)| is_over(order));
@@ -293,9 +341,16 @@ impl Context {
         let mut last = PinAnswer::Noted;
         for pin in of.pins.iter().take(limits::PINS_REMEMBERED_MAX) {
             let key = key_at(&of.namespace, mark_of(pin));
+            if query.is_some() && pin.pinned && self.is_unsafe_here(&key) {
+                // It will have heard of that when it is asked again; what it says now would count.
+                return;
+            }
             last = self.note_pin(&key, of.owner, pin);
         }
         if let Some(query) = query {
+            let now = self.now;
+            let table = self.namespace_table(&of.namespace, of.owner);
+            of.pins.iter().for_each(|pin| table.pins.propose(pin, now));
             self.send(from, PeerMessage::PinNoted(query, last));
             return;
         }
@@ -338,14 +393,24 @@ impl Context {
         PinAnswer::NotHere
     }
 
-    /// Nobody pins what is not protected: a peer that says so would have every later step of the job stay. What this node has not heard of
-    /// yet is told again.
+    /// Nobody pins what is not protected: a peer that says so would have every later step of the job stay, and this node try for ever to protect
+    /// one that all others have let go. What it has not heard of yet is told again.
     fn is_yet_to_come(&self, key: &CheckpointKey) -> bool {
+        if self.is_unsafe_here(key) {
+            return true;
+        }
         let of_job = self.checkpoints.keys();
         let of_job = of_job.filter(|it| it.namespace == key.namespace);
         let newest = of_job.map(CheckpointKey::mark).max();
         let too_many = self.pinned_marks(&key.namespace).len() >= limits::PINS_MAX;
         too_many || newest.is_some_and(|newest| key.mark() > newest)
+    }
+
+    /// Whether a step is here that is not as safe as it will be, as far as this node has heard.
+    fn is_unsafe_here(&self, key: &CheckpointKey) -> bool {
+        let checkpoint = self.checkpoints.get(key);
+        let is_unsafe = checkpoint.is_some_and(|it| it.state < self.safe_state());
+        is_unsafe && !planted!("steps_are_pinned_unprotected")
     }
 
     /// This node had let the step go before it heard of its pin. Once all know that, the home nodes tell of the step again, whoever holds blocks
@@ -363,121 +428,13 @@ impl Context {
         }
     }
 
-    /// Why saves would find no room beside a step that stays for good: two more of its size must fit, without anything else that is pinned, and
-    /// beside what other jobs need.
-    fn lack_of_room_beside(&self, key: &CheckpointKey) -> Option<String> {
-        let held = self.bytes_by_job();
-        let of_job = held.get(&key.namespace).copied().unwrap_or(0);
-        let here = self.bytes_here(key);
-        let of_step = here.saturating_add(self.bytes_to_come(key));
-        let to_come = self
-            .bytes_to_come(key)
-            .saturating_add(self.pinned_to_come(&key.namespace, Some(key)));
-        let pinned = self.bytes_pinned(&key.namespace, Some(key)) + here;
-        let left = self.budget.room_of(&key.namespace);
-        let left = left.saturating_add(of_job.saturating_sub(pinned));
-        let others = self.lacked_by_other_jobs(&key.namespace, &held);
-        let needed = of_step.saturating_mul(2).saturating_add(to_come);
-        if left.saturating_sub(others) >= needed || planted!("pins_take_the_room") {
-            return None;
-        }
-        let beside = match others {
-            0 => String::new(),
-            bytes => format!(
-                ", of which other jobs need {bytes} bytes for their own saves and pinned steps"
-            ),
-        };
-        Some(format!(
-            "it and two more steps must fit, which takes {needed} bytes more than is here, and {left} are left{beside}: raise memory.budget there{}",
-            self.pins_in_words(&key.namespace)
-        ))
-    }
-
-    /// What a step takes of this node's budget.
-    fn bytes_here(&self, key: &CheckpointKey) -> u64 {
-        let checkpoint = self.checkpoints.get(key);
-        checkpoint.map_or(0, |it| self.bytes_of(it))
-    }
-
-    /// What a step will take beside what is here of it, once it has been put back. Of one that this node has let go nobody tells how much it
-    /// was: as much as the newest one of its job.
-    fn bytes_to_come(&self, key: &CheckpointKey) -> u64 {
-        if planted!("pins_come_back_without_room") {
-            return 0;
-        }
-        if let Some(checkpoint) = self.checkpoints.get(key) {
-            return self.bytes_lacked_here(checkpoint);
-        }
-        let newest = self.newest_safe(&key.namespace);
-        let let_go = self.ends.of(key).and(newest);
-        let_go.map_or(0, |newest| self.bytes_here(&newest))
-    }
-
-    /// The same of the pinned steps of a job, but for one of them. Each may be pinned while the others are not back yet: were those not counted,
-    /// together they would leave no room for saves.
-    fn pinned_to_come(&self, namespace: &Namespace, but: Option<&CheckpointKey>) -> u64 {
-        let pinned = self.pinned_marks(namespace).into_iter();
-        let keys = pinned.map(|at| key_at(namespace, at));
-        let counted = keys.filter(|key| Some(key) != but);
-        counted.map(|key| self.bytes_to_come(&key)).sum()
-    }
-
-    /// What the blocks take of this node's budget that belong here and are not.
-    fn bytes_lacked_here(&self, checkpoint: &Checkpoint) -> u64 {
-        let Some(manifest) = checkpoint.manifest.as_ref() else {
-            return 0;
-        };
-        let missing = self.own_missing(checkpoint);
-        let bytes = missing.iter().filter_map(|(lane, block)| {
-            let lane = LaneBlocks::of(manifest, *lane)?;
-            match lane.data.get(*block) {
-                Some(shard) => shard.as_ref().map(|shard| slot_capacity(shard.length)),
-                None => Some(lane.length),
-            }
-        });
-        bytes.sum()
-    }
-
-    /// What the pinned steps of a job take, but for one of them.
-    fn bytes_pinned(&self, namespace: &Namespace, but: Option<&CheckpointKey>) -> u64 {
-        let pinned = self.pinned_here(namespace).into_iter();
-        let counted = pinned.filter(|key| Some(key) != but);
-        counted.map(|key| self.bytes_here(&key)).sum()
-    }
-
-    /// What the other jobs have yet to reserve: of those that save here until each has room for two steps, its newest one and the one that it
-    /// saves; and of all what is pinned and to come back. Other tenants' are not counted: what they may have beside this one is theirs by
-    /// their guarantees.
-    fn lacked_by_other_jobs(&self, of: &Namespace, held: &BTreeMap<Namespace, u64>) -> u64 {
-        let jobs = self.namespaces.keys();
-        let others = jobs.filter(|job| *job != of && job.tenant() == of.tenant());
-        let lacked = others.map(|job| {
-            let held = held.get(job).copied().filter(|_| self.is_in_use(job));
-            let for_saves = held.map_or(0, |bytes| self.lacked_for_saves(job, bytes));
-            for_saves.saturating_add(self.pinned_to_come(job, None))
-        });
-        lacked.sum()
-    }
-
-    /// What a job that has so many bytes here lacks for two steps.
-    fn lacked_for_saves(&self, job: &Namespace, bytes: u64) -> u64 {
-        let newest = self.newest_safe(job);
-        let of_step = newest.map_or(0, |key| self.bytes_here(&key));
-        let unpinned = bytes.saturating_sub(self.bytes_pinned(job, None));
-        of_step.saturating_mul(2).saturating_sub(unpinned)
-    }
-
-    /// What a checkpoint takes of this node's budget.
-    fn bytes_of(&self, checkpoint: &Checkpoint) -> u64 {
-        let slots = checkpoint.shards.values();
-        let slots = slots.filter_map(|shard| self.slots.get(&shard.slot));
-        let parity = checkpoint.parity.values();
-        let parity = parity.map(|set| self.budget.reserved(Reservation::Parity(*set)));
-        slots.map(|slot| slot.capacity).chain(parity).sum()
-    }
-
     /// All have been asked.
     fn end_order(&mut self, order: PinOrder) {
+        if order.decided == Decided::Elsewhere {
+            let holds = self.goes_by(&order).then_some(());
+            let in_ram = holds.ok_or_else(|| let_go_again(&order.key));
+            return self.end_asked(&order, &in_ram);
+        }
         if order.pin.pinned
             && let Some(refusal) = self.objection_to_pin(&order)
         {
@@ -617,5 +574,16 @@ fn no_room_to_pin(key: &CheckpointKey, node: &NodeName, reason: &str) -> Refusal
     Refusal::new(
         RefusalCode::BudgetFull,
         format!("step {step} of run {run} is not pinned, because of {node}: {reason}"),
+    )
+}
+
+fn let_go_again(key: &CheckpointKey) -> Refusal {
+    let (run, step) = (key.run, key.step);
+    Refusal::new(
+        RefusalCode::TooManyLost,
+        format!(
+            "step {step} of run {run} is not pinned: another node has let it go again, as somebody has asked there or since too many nodes do not have it or \
+             have no room: try again there, or pin a newer one"
+        ),
     )
 }
