@@ -208,7 +208,11 @@ where
 
 #[cfg(test)]
 mod tests {
+    use storaged_core::Source;
+    use storaged_wire::peer::SessionFault;
+
     use super::*;
+    use crate::encode::{BlockState, Blocks, Proof};
     use crate::keep::NoStore;
 
     /// Names of the threads that a digest and a check ran on would be the pool's: with a pool that is closed nothing
@@ -236,6 +240,7 @@ mod tests {
             length,
             chunk,
             leaves: digested.leaves,
+            prints: digested.prints,
         };
         let piece = || ScrubPiece::Shard {
             shard: shard.clone(),
@@ -275,5 +280,50 @@ mod tests {
             digest(&Pool::closed(), &memory, slot, length, chunk).await,
             Err(DigestError::Stopped)
         ));
+    }
+
+    /// A node compares its own bytes with their fingerprints where it has taken them, with their digests where it has not, and not at all
+    /// where who keeps what is made of them does that.
+    #[test]
+    fn a_changed_chunk_is_found_by_whoever_has_to() {
+        let (memory, slot) = (Memory::new(Arc::new(NoStore)), SlotId::new(1));
+        let chunk = ChunkSize::new(1 << 12).unwrap();
+        let length = 3 * 4096 + 7;
+        memory.create_slot(slot, length).unwrap();
+        let write = |at: u64, bytes: &[u8]| memory.slot(slot).unwrap().write_at(at, bytes).unwrap();
+        write(0, &vec![7; length as usize]);
+        let (leaves, prints) = memory.digest(slot, length, chunk, 0..4).unwrap();
+        let by_print = SlotShard {
+            slot,
+            length,
+            chunk,
+            leaves: leaves.into(),
+            prints: prints.into(),
+        };
+        let by_digest = SlotShard {
+            prints: Arc::default(),
+            ..by_print.clone()
+        };
+        write(length - 1, &[8]);
+        for shard in [by_print, by_digest] {
+            let mut own = vec![1; 4096];
+            assert_eq!(
+                memory.read_own_chunk(&shard, 2, &mut own),
+                Ok(Some(&[7; 4096][..]))
+            );
+            let wrong = memory.read_own_chunk(&shard, 3, &mut own);
+            assert!(matches!(wrong, Err(SessionFault::Corrupt(_))), "{wrong:?}");
+            assert_eq!(memory.read_own_chunk(&shard, 4, &mut own), Ok(None));
+            let source = Source::Shard { shard, basis: None };
+            let mut out = vec![1; 4096];
+            let mut read = |stripe, proof| memory.read(&source, stripe, proof, &mut out);
+            let wrong = read(3, Proof::Reader);
+            assert!(matches!(wrong, Err(SessionFault::Corrupt(_))), "{wrong:?}");
+            assert_eq!(read(3, Proof::Keeper), Ok(BlockState::Dirty));
+            assert_eq!(
+                (&out[..8], out[8..] == [0; 4088]),
+                (&[7, 7, 7, 7, 7, 7, 8, 0][..], true)
+            );
+        }
     }
 }

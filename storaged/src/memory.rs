@@ -22,7 +22,7 @@ use storaged_wire::peer::SessionFault;
 use thiserror::Error;
 
 use crate::driver::chain;
-use crate::encode::{BlockSink, BlockState, Blocks};
+use crate::encode::{BlockSink, BlockState, Blocks, Proof};
 use crate::keep::{DescriptorStore, Handover, KeptName, ParityRow, ParityTable};
 use crate::parity_memory::{ParityBlock, ParityMemory};
 use crate::verify::ParityCheck;
@@ -294,13 +294,53 @@ impl Memory {
         Ok(tally)
     }
 
-    /// One chunk into private memory, checked there; it fills the beginning of `out`. None beyond the shard's end.
+    /// One chunk into private memory, checked there by its digest; it fills the beginning of `out`. None beyond the shard's end.
     pub fn read_chunk<'o>(
         &self,
         shard: &SlotShard,
         index: u64,
         out: &'o mut [u8],
     ) -> Result<Option<Checked<&'o [u8]>>, SessionFault> {
+        let Some(part) = self.copy_chunk(shard, index, out)? else {
+            return Ok(None);
+        };
+        let checked = Unchecked::new(part).verify_in(&shard.leaves, index);
+        checked
+            .map(Some)
+            .map_err(|wrong| SessionFault::Corrupt(wrong.to_string()))
+    }
+
+    /// The same, compared with the fingerprint that this node has taken of it, where it has: at a third of what a digest takes, and whoever
+    /// puts to use what is made of these bytes compares that.
+    pub fn read_own_chunk<'o>(
+        &self,
+        shard: &SlotShard,
+        index: u64,
+        out: &'o mut [u8],
+    ) -> Result<Option<&'o [u8]>, SessionFault> {
+        if shard.prints.len() != shard.leaves.len() {
+            let checked = self.read_chunk(shard, index, out)?;
+            return Ok(checked.map(Checked::into_inner));
+        }
+        let Some(part) = self.copy_chunk(shard, index, out)? else {
+            return Ok(None);
+        };
+        let (expected, got) = (shard.prints[index as usize], fingerprint(part));
+        if got == expected {
+            return Ok(Some(part));
+        }
+        Err(SessionFault::Corrupt(format!(
+            "expected chunk {index} to have the fingerprint {expected:?}, got {got:?}"
+        )))
+    }
+
+    /// Nobody has looked at these bytes yet.
+    fn copy_chunk<'o>(
+        &self,
+        shard: &SlotShard,
+        index: u64,
+        out: &'o mut [u8],
+    ) -> Result<Option<&'o [u8]>, SessionFault> {
         let range = shard.chunk.range(index, shard.length);
         let length = (range.end - range.start) as usize;
         if index >= shard.leaves.len() as u64 {
@@ -308,13 +348,9 @@ impl Memory {
         }
         let slot = self.slot(shard.slot).ok_or(SessionFault::NoBlocks)?;
         let part = out.get_mut(..length).ok_or(SessionFault::NoBlocks)?;
-        let corrupt = |reason: String| SessionFault::Corrupt(reason);
-        slot.read_at(range.start, part)
-            .map_err(|error| corrupt(error.to_string()))?;
-        let checked = Unchecked::new(&*part).verify_in(&shard.leaves, index);
-        checked
-            .map(Some)
-            .map_err(|wrong| corrupt(wrong.to_string()))
+        let read = slot.read_at(range.start, part);
+        read.map_err(|error| SessionFault::Corrupt(error.to_string()))?;
+        Ok(Some(part))
     }
 
     fn read_shard(
@@ -322,6 +358,7 @@ impl Memory {
         shard: &SlotShard,
         basis: Option<&SlotShard>,
         stripe: u64,
+        proof: Proof,
         out: &mut [u8],
     ) -> Result<BlockState, SessionFault> {
         let leaf = |shard: &SlotShard| shard.leaves.get(stripe as usize).copied();
@@ -337,7 +374,11 @@ impl Memory {
         if unchanged || (basis.is_none() && leaf(shard).is_none()) {
             return Ok(BlockState::Clean);
         }
-        let read = filled(self.read_chunk(shard, stripe, out)?.as_ref());
+        let read = match proof {
+            Proof::Reader => self.read_own_chunk(shard, stripe, out)?,
+            Proof::Keeper => self.copy_chunk(shard, stripe, out)?,
+        };
+        let read = read.map_or(0, <[u8]>::len);
         out[read..].fill(0);
         if let Some(basis) = basis {
             let mut old = vec![0; bytes(basis)];
@@ -390,10 +431,13 @@ impl Blocks for Memory {
         &self,
         source: &Source,
         stripe: u64,
+        proof: Proof,
         out: &mut [u8],
     ) -> Result<BlockState, SessionFault> {
         match source {
-            Source::Shard { shard, basis } => self.read_shard(shard, basis.as_ref(), stripe, out),
+            Source::Shard { shard, basis } => {
+                self.read_shard(shard, basis.as_ref(), stripe, proof, out)
+            }
             Source::Parity { set } => self.read_parity(*set, stripe, out),
         }
     }

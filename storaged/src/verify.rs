@@ -58,7 +58,7 @@ pub(crate) mod tests {
     use storaged_wire::{NodeName, SessionId};
 
     use super::*;
-    use crate::encode::{BlockSink, BlockState, Blocks};
+    use crate::encode::{BlockSink, BlockState, Blocks, Proof};
     use crate::keep::NoStore;
     use crate::memory::Memory;
 
@@ -128,7 +128,10 @@ pub(crate) mod tests {
             (0..self.stripes()).all(|stripe| {
                 let mut out = vec![0; self.chunk(stripe).len()];
                 let source = Source::Parity { set: ParityId(set) };
-                match memory.read(&source, stripe, &mut out).unwrap() {
+                match memory
+                    .read(&source, stripe, Proof::Reader, &mut out)
+                    .unwrap()
+                {
                     BlockState::Clean => self.chunk(stripe).iter().all(|byte| *byte == 0),
                     BlockState::Dirty => out == self.chunk(stripe),
                 }

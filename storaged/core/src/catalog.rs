@@ -107,6 +107,7 @@ impl LocalShard {
             length: self.length,
             chunk: self.chunk,
             leaves: leaves.clone(),
+            prints: self.prints.clone(),
         })
     }
 }

@@ -42,10 +42,19 @@ pub enum BlockState {
     Dirty,
 }
 
+/// Who finds out whether a shard's chunk is what it should be that a member puts in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proof {
+    /// Who reads it.
+    Reader,
+    /// Who keeps what it goes into: parity has the fingerprint that all chunks together must give, or it is not kept.
+    Keeper,
+}
+
 /// The RAM side: where blocks come from and go to.
 pub trait Blocks: Send + Sync {
-    /// Fills `out`, all of it, with the block of `stripe`, verified; zeros beyond the shard's end. If it says
-    /// `Clean`, what is in `out` means nothing.
+    /// Fills `out`, all of it, with the block of `stripe`, verified unless `proof` is its keeper's; zeros beyond the shard's end. If
+    /// it says `Clean`, what is in `out` means nothing.
     ///
     /// # Errors
     /// [`SessionFault::Corrupt`] if a chunk does not have its digest, `NoBlocks` if there is no such block.
@@ -53,6 +62,7 @@ pub trait Blocks: Send + Sync {
         &self,
         source: &Source,
         stripe: u64,
+        proof: Proof,
         out: &mut [u8],
     ) -> Result<BlockState, SessionFault>;
 

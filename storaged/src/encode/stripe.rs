@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use storaged_codec::{Digest, Unchecked, engine};
-use storaged_core::{SessionWork, Sink, StripeTurn};
+use storaged_core::{SessionPurpose, SessionWork, Sink, StripeTurn};
 use storaged_plan::{HopOutput, Target};
 use storaged_wire::peer::SessionFault;
 use tokio_util::sync::CancellationToken;
@@ -15,7 +15,7 @@ use super::buffer::{Block, BufferPool};
 use super::check::{CheckedPlan, ClassPart, EdgeRef};
 use super::frame::Sums;
 use super::wary;
-use super::{BlockSink, BlockState, Blocks};
+use super::{BlockSink, BlockState, Blocks, Proof};
 
 /// This node's part of a session: all that the arithmetic of its stripes needs.
 pub(super) struct MemberTask {
@@ -113,9 +113,19 @@ impl MemberTask {
     fn local_block(&self, stripe: u64, bytes: usize) -> Result<Option<Block>, SessionFault> {
         let source = self.work.source.as_ref().ok_or(SessionFault::NoBlocks)?;
         let mut block = self.buffers.lend(bytes);
-        match self.blocks.read(source, stripe, &mut block)? {
+        match self.blocks.read(source, stripe, self.proof(), &mut block)? {
             BlockState::Clean => Ok(None),
             BlockState::Dirty => Ok(Some(block)),
+        }
+    }
+
+    /// In a session that follows a wrong result each member looks at what it puts in, so that the one is found whose chunk is wrong.
+    fn proof(&self) -> Proof {
+        let is_kept_proved = self.work.purpose == SessionPurpose::Encode;
+        if is_kept_proved && self.work.proofs.is_empty() {
+            Proof::Keeper
+        } else {
+            Proof::Reader
         }
     }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use storaged_codec::delta::{Basis, CostModel, DeltaWriter, Kind, LinkRate, Processor, Tally};
-use storaged_codec::{Checked, ChunkSize, Digest, digest};
+use storaged_codec::{ChunkSize, Digest, digest};
 use storaged_core::{DurableFault, SlotShard, Trust, UploadBase};
 use storaged_wire::{IncrementBase, IncrementIndex, ManifestBytes, Rank, Step};
 use tokio::sync::mpsc;
@@ -230,9 +230,9 @@ impl RecordMaker {
             let written = writer.write_clean(place, out);
             return written.map_err(local);
         }
-        let read = self.memory.read_chunk(&self.shard, index, block);
+        let read = self.memory.read_own_chunk(&self.shard, index, block);
         let read = read.map_err(|fault| local(format!("{fault:?}")))?;
-        let read = read.as_ref().map_or(&[][..], Checked::bytes);
+        let read = read.unwrap_or_default();
         let basis = self.base.around(index);
         let began = Instant::now();
         let mut clock = move || began.elapsed().as_secs_f64();

@@ -425,7 +425,7 @@ impl Trickle {
             let first = range.start / chunk.bytes() as u64;
             for (index, block) in (first..).zip(part.chunks_mut(chunk.bytes())) {
                 memory
-                    .read_chunk(&shard, index, block)
+                    .read_own_chunk(&shard, index, block)
                     .map_err(|fault| local(format!("{fault:?}")))?;
             }
             Ok(part.freeze())

@@ -129,7 +129,7 @@ impl World {
         let length = bytes.len() as u64;
         let chunk = ChunkSize::new(CHUNK).unwrap();
         let all = 0..chunk.count(length);
-        let (leaves, _) = self.memory.digest(slot, length, chunk, all).unwrap();
+        let (leaves, prints) = self.memory.digest(slot, length, chunk, all).unwrap();
         let root = storaged_codec::root_digest(&leaves, length, chunk);
         let leaves: Arc<[Digest]> = leaves.into();
         let manifest = Manifest {
@@ -163,6 +163,7 @@ impl World {
                 length,
                 chunk: ChunkSize::new(CHUNK).unwrap(),
                 leaves,
+                prints: prints.into(),
             },
             bytes,
         }

@@ -23,6 +23,8 @@ pub struct SlotShard {
     pub chunk: ChunkSize,
     /// One digest per chunk.
     pub leaves: Arc<[Digest]>,
+    /// One fingerprint per chunk, as this node has taken them of these bytes; none at all where it has not.
+    pub prints: Arc<[Fingerprint]>,
 }
 
 /// What may lie in the durable tier of a shard whose upload begins.

@@ -113,6 +113,7 @@ impl Context {
                     length,
                     chunk: manifest.chunk,
                     leaves,
+                    prints: Arc::default(),
                 }))
             }
         };

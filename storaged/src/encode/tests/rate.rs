@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::world::{Receiver, locked, node, session_of};
 use crate::encode::{
-    BlockSender, BlockSink, BlockState, Blocks, Executor, ExecutorLimits, Pool, StreamError,
+    BlockSender, BlockSink, BlockState, Blocks, Executor, ExecutorLimits, Pool, Proof, StreamError,
     Streams,
 };
 
@@ -94,7 +94,7 @@ fn take_away(frame: &mut VecDeque<Bytes>, mut sent: usize) {
 struct FreeBlocks;
 
 impl Blocks for FreeBlocks {
-    fn read(&self, _: &Source, _: u64, _: &mut [u8]) -> Result<BlockState, SessionFault> {
+    fn read(&self, _: &Source, _: u64, _: Proof, _: &mut [u8]) -> Result<BlockState, SessionFault> {
         Ok(BlockState::Dirty)
     }
 
@@ -143,6 +143,7 @@ async fn chain(rows: Vec<Vec<u8>>, pool: &Pool) -> Timed {
         length,
         chunk: ChunkSize::new(BLOCK).unwrap(),
         leaves: Arc::default(),
+        prints: Arc::default(),
     };
     let local = |member: &usize| plan.hop(*member).and_then(|hop| hop.local);
     let sources: Vec<Option<Source>> = members

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use crate::encode::{
     BlockReceiver, BlockSender, BlockSink, BlockState, Blocks, Executor, ExecutorLimits, Pool,
-    StreamError, Streams,
+    Proof, StreamError, Streams,
 };
 
 pub const CHUNK: u32 = 4096;
@@ -241,6 +241,7 @@ impl Blocks for NodeBlocks {
         &self,
         source: &Source,
         stripe: u64,
+        _: Proof,
         out: &mut [u8],
     ) -> Result<BlockState, SessionFault> {
         std::thread::sleep(*locked(&self.0.slow));
@@ -406,6 +407,7 @@ impl World {
             length: bytes.len() as u64,
             chunk: ChunkSize::new(CHUNK).unwrap(),
             leaves: leaves.collect(),
+            prints: Arc::default(),
         }
     }
 

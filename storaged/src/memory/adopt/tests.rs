@@ -3,7 +3,7 @@
 use storaged_core::Source;
 
 use super::*;
-use crate::encode::{BlockState, Blocks};
+use crate::encode::{BlockState, Blocks, Proof};
 use crate::keep::RecordingStore;
 use crate::verify::tests::{CHUNK, Lane, all, begin, put_all};
 
@@ -108,8 +108,11 @@ fn a_flipped_byte_is_found() {
     memory.adopt_parity(ParityId(1), &table).unwrap();
     let source = Source::Parity { set: ParityId(1) };
     let mut out = vec![0; CHUNK];
-    assert_eq!(memory.read(&source, 0, &mut out), Ok(BlockState::Dirty));
-    assert!(memory.read(&source, 1, &mut out).is_err());
+    assert_eq!(
+        memory.read(&source, 0, Proof::Reader, &mut out),
+        Ok(BlockState::Dirty)
+    );
+    assert!(memory.read(&source, 1, Proof::Reader, &mut out).is_err());
     assert!(memory.check_parity(ParityId(1), 0..4).1.is_some());
 }
 

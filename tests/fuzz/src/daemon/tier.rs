@@ -113,6 +113,7 @@ impl Writer {
             length,
             chunk: chunk(),
             leaves: leaves.into(),
+            prints: Arc::default(),
         };
         let manifest = Arc::new(manifest.seal().expect("it holds together"));
         (Saved { manifest, shard }, enclosures)
