@@ -264,6 +264,10 @@ pub const PIN_CHANGES_MISSED_MAX: u32 = 1_000;
 /// For so long nodes are asked to note a pin; whoever has not answered then counts as a node without the step.
 pub const PIN_WAIT_MS: u64 = 10_000;
 
+/// Records of changed tokens of one job that are kept of one peer's words: whoever tells passes on what others have told it, and one liar
+/// must not push the true one out.
+pub const SUCCESSIONS_TOLD_MAX: usize = 4;
+
 /// After so long a pin that another node has told of is decided, and what it has said of that was heard.
 pub const PIN_DECIDED_MS: u64 = PIN_WAIT_MS + 2_000;
 
@@ -358,7 +362,7 @@ pub const RUN_CLAIMS_MAX: u32 = 3;
 /// up to 64 times: some answers' time on a link at first.
 pub const RUN_BACK_OFF_MS: u64 = 20;
 
-/// Of a name that no node remembers the durable tier says within this time whether its token was changed, or a hello goes on without.
+/// Of a name that no node remembers the durable tier says within this time whether its token was changed, or a reader's hello goes on without.
 pub const SUCCESSION_WAIT_MS: u64 = 3_000;
 
 /// The durable tier is told again after this time of a run that was opened without it.

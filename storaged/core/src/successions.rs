@@ -1,7 +1,7 @@
 //! The table of tokens that were changed for others: what was proved here, what peers say, and whom the durable tier is asked for. What
 //! is made of it is in `stage/identify.rs` and `stage/rotate.rs`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
 use minicbor::bytes::ByteVec;
@@ -59,9 +59,12 @@ pub(crate) struct Greeting {
 }
 
 impl Greeting {
-    /// Then it goes on whatever it has heard.
+    /// Then it goes on whatever it has heard. A trainer is refused without word of changes, and has all the time of its hello for that.
     pub fn until(&self) -> Now {
-        self.since.plus(limits::SUCCESSION_WAIT_MS)
+        self.since.plus(match self.said.role {
+            Role::Trainer { .. } => limits::RUN_CONFIRM_MS,
+            Role::Reader => limits::SUCCESSION_WAIT_MS,
+        })
     }
 }
 
@@ -100,8 +103,8 @@ pub(crate) struct SaidToken {
 pub(crate) struct Successions {
     /// By a token that was said here.
     proven: BTreeMap<Namespace, Succession>,
-    /// One of each peer that said something else.
-    told: BTreeMap<Namespace, BTreeMap<NodeName, Succession>>,
+    /// What peers said that is not proven, a few records of each.
+    told: BTreeMap<Namespace, BTreeMap<NodeName, VecDeque<Succession>>>,
     pub errands: BTreeMap<QueryId, SuccessionWait>,
 }
 
@@ -110,31 +113,39 @@ impl Successions {
         self.proven.get(namespace)
     }
 
-    pub fn all_proven(&self) -> impl Iterator<Item = &Succession> {
-        self.proven.values()
+    /// Of all jobs.
+    pub fn all(&self) -> impl Iterator<Item = &Succession> {
+        let told = self.told.values().flat_map(BTreeMap::values);
+        self.proven.values().chain(told.flatten())
     }
 
     pub fn prove(&mut self, succession: Succession) {
         let namespace = succession.namespace.clone();
         if let Some(told) = self.told.get_mut(&namespace) {
-            told.retain(|_, it| *it != succession);
+            told.values_mut()
+                .for_each(|records| records.retain(|it| *it != succession));
+            told.retain(|_, records| !records.is_empty());
         }
         self.proven.insert(namespace, succession);
     }
 
-    /// A peer says so. Each has one place, and what others say too takes none.
+    /// A peer says so, of itself or because it was told. Each has a few places, and what is known already takes none.
     pub fn note_told(&mut self, from: &NodeName, succession: Succession) {
         let told = self.told.entry(succession.namespace.clone()).or_default();
-        let is_known = |(teller, it): (&NodeName, &Succession)| teller != from && *it == succession;
-        if !told.iter().any(is_known) {
-            told.insert(from.clone(), succession);
+        if told.values().flatten().any(|it| *it == succession) {
+            return;
+        }
+        let records = told.entry(from.clone()).or_default();
+        records.push_back(succession);
+        if records.len() > limits::SUCCESSIONS_TOLD_MAX {
+            records.pop_front();
         }
     }
 
     /// What may hold for a job.
     pub fn candidates(&self, namespace: &Namespace) -> impl Iterator<Item = &Succession> {
         let told = self.told.get(namespace).into_iter();
-        let told = told.flat_map(BTreeMap::values);
+        let told = told.flat_map(BTreeMap::values).flatten();
         self.proven.get(namespace).into_iter().chain(told)
     }
 

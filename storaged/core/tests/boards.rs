@@ -409,3 +409,47 @@ fn an_operator_without_the_jobs_token_gets_no_board() {
     let by_token = operator(&mut cluster, TOKEN);
     granted(&board(&mut cluster, by_token, 0, BoardKind::Steps, 0));
 }
+
+/// Names whose asker has gone before its board was made have none that could make room.
+#[test]
+fn there_are_no_more_boards_than_there_may_be() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    for at in 0..20 {
+        let (conn, _) = stranger(&mut cluster, &format!("gone{at}"));
+        let (rank, kind) = (Rank::new(0), BoardKind::Steps);
+        cluster.send(
+            0,
+            conn,
+            Request::Board {
+                rank,
+                kind,
+                bytes: 1,
+            },
+        );
+        cluster.disconnect(0, conn);
+    }
+    cluster.run_for(120_000);
+    let owner = cluster.connect(0, Role::Reader);
+    let made = (0..300).filter(|rank| {
+        let reply = board(&mut cluster, owner, *rank, BoardKind::Steps, 1);
+        code(&reply).is_none()
+    });
+    assert_eq!(made.count(), 256);
+}
+
+#[test]
+fn a_board_that_finds_no_room_takes_no_other_jobs_boards_away() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    for at in 0..256 {
+        let (conn, _) = stranger(&mut cluster, &format!("name{at}"));
+        board(&mut cluster, conn, 0, BoardKind::Steps, 1);
+        cluster.disconnect(0, conn);
+    }
+    cluster.run_for(120_000);
+    let owner = cluster.connect(0, Role::Reader);
+    for _ in 0..3 {
+        let reply = board(&mut cluster, owner, 0, BoardKind::Steps, 1 << 60);
+        assert_eq!(code(&reply), Some(RefusalCode::BudgetFull), "{reply:?}");
+    }
+    assert_eq!(cluster.ram(0).node.audit().boards, 256);
+}

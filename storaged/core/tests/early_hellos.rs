@@ -408,3 +408,141 @@ enum Goes {
     WhenRefused,
     WhileItWaits,
 }
+
+/// A run of the job, opened by a token at a node.
+fn open_run(cluster: &mut Cluster, node: usize, job: &Namespace, token: &[u8]) -> RunId {
+    let conn = cluster.fresh_conn();
+    cluster.ask(node, conn, hello_by(job.clone(), token, Role::Reader));
+    match cluster.ask(node, conn, Request::OpenRun { timeout_ms: 10_000 }) {
+        Reply::RunOpened { run } => run,
+        other => panic!("no run: {other:?}"),
+    }
+}
+
+/// Which tokens do not open the job at a node as they should: the new one does, the one that was let go does not.
+fn wrong_tokens_at(cluster: &mut Cluster, node: usize) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (token, opens) in [(NEW, true), (TOKEN, false)] {
+        let conn = cluster.fresh_conn();
+        let reply = cluster.ask(node, conn, hello_by(namespace(), token, Role::Reader));
+        if matches!(reply, Reply::Welcome { .. }) != opens {
+            wrong.push(format!("n{node} opens by new {opens}: {reply:?}"));
+        }
+        cluster.disconnect(node, conn);
+    }
+    wrong
+}
+
+/// Peers that were told of a change, and that nobody has proved it to, tell of it all the same: one restart of the node at which the token
+/// was changed would have brought the old one back there, and a restart of all in turn everywhere.
+#[test]
+fn a_retired_token_stays_retired_when_nodes_lose_their_memory_one_after_the_other() {
+    for tier in [None, Some(Conduct::default())] {
+        let mut cluster = Cluster::start_with(2, 1, 4, tier, Room::default());
+        cluster.save_and_wait(DurableWish::Never);
+        cluster.end_job();
+        rotate(&mut cluster, 0, &namespace());
+        for node in 0..3 {
+            cluster.kill(node);
+            cluster.run_for(5_000);
+            cluster.start_after(0, node);
+            cluster.run_for(30_000);
+            let wrong = wrong_tokens_at(&mut cluster, node);
+            assert!(wrong.is_empty(), "{wrong:#?}");
+        }
+        let wrong: Vec<String> = (0..3)
+            .flat_map(|node| wrong_tokens_at(&mut cluster, node))
+            .collect();
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+}
+
+/// A trainer by a retired token waits at a node that was away for a run that was opened by the new one: peers tell of runs before they tell
+/// of changes.
+#[test]
+fn a_retired_token_gets_into_no_run_that_the_new_one_has_opened() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    let job = namespace();
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.end_job();
+    cut_off(&mut cluster);
+    cluster.run_for(6_000);
+    rotate(&mut cluster, 0, &job);
+    let run = open_run(&mut cluster, 0, &job, NEW);
+    cluster.run_for(5_000);
+    let thief = cluster.fresh_conn();
+    let id = cluster.send(1, thief, hello_by(job.clone(), TOKEN, trainer_of(run, 4)));
+    let own = cluster.fresh_conn();
+    let own_id = cluster.send(1, own, hello_by(job.clone(), NEW, trainer_of(run, 4)));
+    cluster.run_for(1_000);
+    joined_again(&mut cluster);
+    cluster.run_for(3_000);
+    let reply = cluster.answer(id).expect("an answer");
+    assert_eq!(code(reply), Some(RefusalCode::WrongToken), "{reply:?}");
+    let slot = cluster.ask(1, thief, acquire_slot(u64::from(CHUNK_BYTES), 1_000));
+    assert_eq!(code(&slot), Some(RefusalCode::NotAttached), "{slot:?}");
+    // The new one was a stranger's at a node that knew the job and not the change.
+    let reply = cluster.answer(own_id).expect("an answer");
+    assert_eq!(code(reply), Some(RefusalCode::WrongToken), "{reply:?}");
+    let reply = cluster.ask(1, own, hello_by(job, NEW, trainer_of(run, 4)));
+    assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
+}
+
+/// The node is cut off, the tier tells of runs alone, and peers are back before the trainer has waited for its five seconds.
+#[test]
+fn a_trainer_waits_for_peers_where_the_tier_tells_of_its_run_alone() {
+    for delay in [100, 500, 1_000, 2_000] {
+        let mut cluster = Cluster::start_with(4, 2, 10, Some(Conduct::default()), Room::default());
+        cut_off(&mut cluster);
+        cluster.run_for(6_000);
+        let job = Namespace::new("fresh").unwrap();
+        let run = open_run(&mut cluster, 0, &job, TOKEN);
+        cluster.run_for(14_000);
+        cluster.scene.tier.as_mut().unwrap().listing = Listing::FailsAfter(50);
+        let conn = cluster.fresh_conn();
+        let id = cluster.send(1, conn, hello_by(job, TOKEN, trainer_of(run, 4)));
+        cluster.run_for(delay);
+        joined_again(&mut cluster);
+        cluster.run_for(8_000);
+        let reply = cluster.answer(id).expect("an answer");
+        assert!(matches!(reply, Reply::Welcome { .. }), "{delay}: {reply:?}");
+    }
+}
+
+/// The node at which the token was changed is the last one whose link comes back.
+#[test]
+fn the_newest_token_is_no_stranger_where_those_come_first_that_were_only_told() {
+    for late in [100, 600, 2_000] {
+        let (mut cluster, job, run) = changed_behind_the_back();
+        let conn = cluster.fresh_conn();
+        let id = cluster.send(1, conn, hello_by(job, NEW, trainer_of(run, 4)));
+        cluster.run_for(500);
+        for other in [2, 3, 4, 5, 0] {
+            if other == 0 {
+                cluster.run_for(late);
+            }
+            for (from, to) in [(1, other), (other, 1)] {
+                cluster.link_of(from, to).cut_until = 0;
+                cluster.join(from, to);
+            }
+        }
+        cluster.run_for(6_000);
+        let reply = cluster.answer(id).expect("an answer");
+        assert!(matches!(reply, Reply::Welcome { .. }), "{late}: {reply:?}");
+    }
+}
+
+/// It takes longer than a reader waits for its word, and answers.
+#[test]
+fn trainers_come_back_where_the_tier_is_slow() {
+    let mut cluster = Cluster::start_with(2, 1, 4, Some(Conduct::default()), Room::default());
+    cluster.save_and_wait(DurableWish::Required);
+    let run = cluster.run();
+    (0..3).for_each(|node| cluster.kill(node));
+    (0..3).for_each(|node| cluster.start_after(50, node));
+    cluster.run_for(20_000);
+    cluster.scene.tier.as_mut().unwrap().listing = Listing::After(3_500);
+    let conn = cluster.fresh_conn();
+    let reply = cluster.ask(0, conn, hello_by(namespace(), TOKEN, trainer_of(run, 2)));
+    assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
+}

@@ -149,9 +149,16 @@ impl Runs {
             Ok(ClaimedRun::Unknown | ClaimedRun::Newest(_)) => TierSearch::Over,
             Err(ref fault) => TierSearch::Failed(fault.clone()),
         };
-        if let Ok(ClaimedRun::Newest(owner)) = outcome {
-            let waiting = self.hellos.remove(&query);
-            if let Some(waiting) = waiting {
+        if let Ok(ClaimedRun::Newest(owner)) = outcome
+            && let Some(mut waiting) = self.hellos.remove(&query)
+        {
+            if cx.lacks_word_of_changes(&waiting.hello) {
+                // It says whose the run is, and has not said whether that token was changed: a retired one would come back, and the newest
+                // one be a stranger's. Peers may tell.
+                let fault = DurableFault::Unavailable("no word of changed tokens".into());
+                waiting.tier = TierSearch::Failed(fault);
+                self.hellos.insert(query, waiting);
+            } else {
                 cx.hello_confirmed(waiting, owner);
             }
         }
@@ -195,9 +202,11 @@ impl Runs {
 }
 
 impl WaitingHello {
-    /// Whether its token is a stranger's only as long as peers have not told of a change. It waits for that a moment.
+    /// Whether peers may have yet to tell of a change: of the newest token, which is a stranger's until then, or of that of another one for
+    /// this. Whoever has answered has told of all that it knows. It is waited for a moment.
     fn awaits_changes(&mut self, cx: &mut Context) -> bool {
-        if cx.check_waiting(self.id, &mut self.hello).is_ok() {
+        let have_answered = self.waiting_for.is_empty();
+        if have_answered && cx.check_waiting(self.id, &mut self.hello).is_ok() {
             return false;
         }
         self.deadline = self.deadline.min(cx.now.plus(limits::CHANGE_WAIT_MS));
@@ -206,19 +215,21 @@ impl WaitingHello {
 }
 
 impl Context {
+    fn lacks_word_of_changes(&self, hello: &TrainerHello) -> bool {
+        hello.tier == WordOfChanges::Missing && !self.has_heard_of(&hello.namespace)
+    }
+
     fn hello_confirmed(&mut self, waiting: WaitingHello, owner: Owner) {
-        let is_known = self.has_heard_of(&waiting.hello.namespace);
-        let outcome = if waiting.hello.tier == WordOfChanges::Missing && !is_known {
-            // It says whose the run is, and has not said whether that token was changed: a retired one would come back, and the newest
-            // one be a stranger's.
-            Err(not_asked(&waiting.hello, "no word of changed tokens"))
-        } else if owner == waiting.hello.owner {
-            self.admit(waiting.id, waiting.hello)
-        } else {
-            Err(wrong_token(&waiting.hello.namespace))
-        };
+        let WaitingHello { id, mut hello, .. } = waiting;
+        let outcome = self.check_waiting(id, &mut hello).and_then(|()| {
+            if owner == hello.owner {
+                self.admit(id, hello)
+            } else {
+                Err(wrong_token(&hello.namespace))
+            }
+        });
         if let Err(refusal) = outcome {
-            self.reply(waiting.id, Reply::Refused(refusal));
+            self.reply(id, Reply::Refused(refusal));
         }
     }
 }

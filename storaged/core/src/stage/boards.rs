@@ -2,6 +2,8 @@
 //! node keeps one per rank and kind until the job leaves RAM, and never looks into it: what is on it is torn wherever its
 //! writer died, and its readers must see that for themselves.
 
+use std::collections::BTreeSet;
+
 use storaged_wire::local::{BoardKind, Reply};
 use storaged_wire::{Namespace, Owner, Rank, Refusal, RefusalCode, SlotId};
 
@@ -61,7 +63,9 @@ impl Context {
             return Err(Refusal::new(RefusalCode::NoCheckpoint, text));
         }
         let boards = self.slots.values().filter(|slot| slot.is_board()).count();
-        if boards >= limits::BOARDS_MAX && !self.forget_an_unclaimed_job() {
+        let is_full = boards >= limits::BOARDS_MAX;
+        let makes_room = self.unclaimed_for_longest().filter(|_| is_full);
+        if is_full && makes_room.is_none() {
             let text = format!(
                 "expected at most {boards} boards on this node, got one more: drop jobs that have ended"
             );
@@ -69,6 +73,10 @@ impl Context {
         }
         let coming = SlotUse::BoardComing(kind, id);
         self.create_slot(namespace, rank, bytes, coming)?;
+        if let Some(unclaimed) = makes_room {
+            self.drop_boards(&unclaimed);
+            self.forget_job(&unclaimed);
+        }
         self.table_of_boards(namespace, attached.owner);
         self.touch(namespace);
         // Whoever still writes to it has it mapped; nobody will read it again.
@@ -155,24 +163,24 @@ impl Context {
         self.reply(id, Reply::Refused(refusal));
     }
 
-    /// Of the jobs that have boards, that nobody has opened and nobody is here for, the one that has been so for longest goes with its
-    /// boards, if there is one: so many names that nobody opens would keep all others from having any for good.
-    fn forget_an_unclaimed_job(&mut self) -> bool {
+    /// Of the jobs that have boards, that nobody has opened and nobody is here for, the one that has been so for longest: it goes where others
+    /// would have no board, or so many names that nobody opens would keep them from it for good.
+    fn unclaimed_for_longest(&self) -> Option<Namespace> {
         let is_here = |namespace: &Namespace| {
             let mut conns = self.conns.values();
             conns.any(|conn| conn.namespace == *namespace)
         };
-        let unclaimed = self.namespaces.iter();
-        let unclaimed = unclaimed.filter(|(_, table)| table.claim == Claim::Boards);
-        let unclaimed = unclaimed.map(|(namespace, _)| (self.idle_ms(namespace), namespace));
-        let unclaimed = unclaimed.filter(|(idle_ms, _)| *idle_ms >= limits::EMPTY_JOB_MIN_MS);
-        let longest = unclaimed.filter(|(_, namespace)| !is_here(namespace)).max();
-        let Some(namespace) = longest.map(|(_, namespace)| namespace.clone()) else {
-            return false;
+        let with_boards = self.slots.values().filter(|slot| slot.is_board());
+        let with_boards: BTreeSet<&Namespace> = with_boards.map(|slot| &slot.namespace).collect();
+        let is_unclaimed = |namespace: &Namespace| {
+            let table = self.namespaces.get(namespace);
+            table.is_some_and(|table| table.claim == Claim::Boards)
         };
-        self.drop_boards(&namespace);
-        self.forget_job(&namespace);
-        true
+        let unclaimed = with_boards.into_iter().filter(|it| is_unclaimed(it));
+        let idle = unclaimed.map(|namespace| (self.idle_ms(namespace), namespace));
+        let idle = idle.filter(|(idle_ms, _)| *idle_ms >= limits::EMPTY_JOB_MIN_MS);
+        let longest = idle.filter(|(_, namespace)| !is_here(namespace)).max();
+        longest.map(|(_, namespace)| namespace.clone())
     }
 
     /// A job's boards go with it; one that is being made is somebody's who is here.

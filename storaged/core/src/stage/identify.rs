@@ -205,6 +205,23 @@ impl Context {
         Ok((identity.owner, identity.said))
     }
 
+    /// Whether a token that was said a while ago was let go meanwhile, as the record of the change itself proves.
+    pub(super) fn check_not_retired(
+        &mut self,
+        namespace: &Namespace,
+        said: Option<SaidToken>,
+    ) -> Result<(), Refusal> {
+        let Some(said) = said.filter(|_| !planted!("retired_tokens_wait_for_new_runs")) else {
+            return Ok(());
+        };
+        let known = self.successions_of(namespace, &[]);
+        let Some(by) = known.into_iter().find(|it| it.retires(&said.consent)) else {
+            return Ok(());
+        };
+        self.adopt_if_it_follows(by, said);
+        Err(token_changed(namespace))
+    }
+
     /// An operator reads in the owner's name, by whichever token he says.
     fn reads_all(&self, namespace: &Namespace, owner: Owner) -> Identity {
         Identity {

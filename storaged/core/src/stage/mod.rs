@@ -154,6 +154,7 @@ impl Context {
         id: RequestId,
         hello: &mut TrainerHello,
     ) -> Result<(), Refusal> {
+        self.check_not_retired(&hello.namespace, hello.said)?;
         let Err(refusal) = self.check_owner(&hello.namespace, hello.owner) else {
             return Ok(());
         };
