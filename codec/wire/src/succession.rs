@@ -136,6 +136,21 @@ pub struct Rotated {
     /// The keys, if the sender has them.
     #[n(1)]
     pub keys: Option<JobKeys>,
+    /// How the sender knows of it; none of releases that pass on nothing that they were only told.
+    #[n(2)]
+    pub source: Option<RecordSource>,
+}
+
+/// How a node knows of a succession.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[cbor(index_only)]
+pub enum RecordSource {
+    /// A token that was said there has proved it, or a durable tier has it.
+    #[n(0)]
+    Own,
+    /// A peer has told of it.
+    #[n(1)]
+    Told,
 }
 
 /// What a job's token must be known for before it is changed: the answer to `Request::Succession`.

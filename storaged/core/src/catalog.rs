@@ -431,9 +431,7 @@ pub(crate) struct Word {
 pub(crate) enum Claim {
     /// On nothing: there are boards alone. Only who opens a run has asked others whose the job is.
     Boards,
-    /// On an attempt of this node's own to open its first run, of which nobody else has told. A refused one leaves no claim.
-    Attempt,
-    /// On a run, or on what another node has said or was promised.
+    /// On a run, or on what was promised to who opens one.
     Held,
 }
 

@@ -124,7 +124,7 @@ impl Context {
         let keys = self.keys.of_job(&namespace);
         let retired = keys.map(|keys| keys.retired.clone());
         let table = self.namespaces.get(&namespace);
-        // Boards end with the daemon, and so do attempts to open a run.
+        // Boards end with the daemon.
         let table = table.filter(|table| table.claim == Claim::Held);
         let record = table.map(|table| KeptNamespace {
             namespace: namespace.clone(),

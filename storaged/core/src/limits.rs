@@ -264,12 +264,8 @@ pub const PIN_CHANGES_MISSED_MAX: u32 = 1_000;
 /// For so long nodes are asked to note a pin; whoever has not answered then counts as a node without the step.
 pub const PIN_WAIT_MS: u64 = 10_000;
 
-/// Records of changed tokens of one job that are kept of one peer's words: whoever tells passes on what others have told it, and one liar
-/// must not push the true one out.
-pub const SUCCESSIONS_TOLD_MAX: usize = 4;
-
-/// After so long a pin that another node has told of is decided, and what it has said of that was heard.
-pub const PIN_DECIDED_MS: u64 = PIN_WAIT_MS + 2_000;
+/// Records of changed tokens of one job that a node passes on without one that proves them, and that are kept of those passed on.
+pub const SUCCESSIONS_PASSED_ON_MAX: usize = 4;
 
 /// Pins are told again so often: a node that missed one would let go what all others keep.
 pub const PINS_EVERY_MS: u64 = 10_000;

@@ -22,8 +22,6 @@ struct PinWord {
     /// How often other nodes were asked for the step, of which nothing is here.
     asked: u32,
     asked_at: Now,
-    /// When another node told first that it is being decided there.
-    proposed_at: Option<Now>,
 }
 
 impl Pins {
@@ -85,21 +83,6 @@ impl Pins {
         true
     }
 
-    /// Another node asks whether this change may hold. Asked again it is no younger.
-    pub fn propose(&mut self, change: &Pin, now: Now) {
-        let is_last = self.is_last(change);
-        if let Some(word) = self.0.get_mut(&mark_of(change)).filter(|_| is_last) {
-            word.proposed_at.get_or_insert(now);
-        }
-    }
-
-    /// The pin of a step that another node may still take back, and until when it has decided.
-    pub fn proposed(&self, at: HighMark, now: Now) -> Option<(Pin, Now)> {
-        let word = self.0.get(&at).filter(|word| word.pinned)?;
-        let until = word.proposed_at?.plus(limits::PIN_DECIDED_MS);
-        (now < until).then(|| (word.to_wire(at), until))
-    }
-
     /// What an earlier daemon of this node went by, however often it was changed.
     pub fn recover(&mut self, kept: &Pin) {
         self.put(kept);
@@ -145,7 +128,6 @@ impl PinWord {
             changes: told.changes,
             asked: 0,
             asked_at: Now::default(),
-            proposed_at: None,
         }
     }
 

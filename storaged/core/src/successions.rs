@@ -6,6 +6,7 @@ use std::fmt;
 
 use minicbor::bytes::ByteVec;
 use storaged_wire::local::Role;
+use storaged_wire::succession::RecordSource;
 use storaged_wire::{ConsentKey, Namespace, NodeName, Owner, Rotation, Succession};
 
 use crate::api::{ConnId, Now, QueryId, RequestId};
@@ -103,8 +104,10 @@ pub(crate) struct SaidToken {
 pub(crate) struct Successions {
     /// By a token that was said here.
     proven: BTreeMap<Namespace, Succession>,
-    /// What peers said that is not proven, a few records of each.
-    told: BTreeMap<Namespace, BTreeMap<NodeName, VecDeque<Succession>>>,
+    /// One of each peer that said something else.
+    told: BTreeMap<Namespace, BTreeMap<NodeName, Succession>>,
+    /// What they passed on of others' words, a few of each job. It takes no place of what a peer says of itself: one liar would push that out.
+    passed_on: BTreeMap<Namespace, VecDeque<Succession>>,
     pub errands: BTreeMap<QueryId, SuccessionWait>,
 }
 
@@ -113,46 +116,76 @@ impl Successions {
         self.proven.get(namespace)
     }
 
-    /// Of all jobs.
-    pub fn all(&self) -> impl Iterator<Item = &Succession> {
-        let told = self.told.values().flat_map(BTreeMap::values);
-        self.proven.values().chain(told.flatten())
+    /// Jobs of which something is known.
+    pub fn jobs(&self) -> BTreeSet<Namespace> {
+        let told = self.told.keys().chain(self.passed_on.keys());
+        self.proven.keys().chain(told).cloned().collect()
+    }
+
+    /// What peers that are linked now are told of a job: what is proven here, and a few that are not and come later.
+    pub fn to_tell(&self, namespace: &Namespace) -> Vec<(RecordSource, Succession)> {
+        let proven = self.proven.get(namespace);
+        let own = proven.map(|it| (RecordSource::Own, it.clone()));
+        let later = self.unproven(namespace);
+        let later = later.filter(|it| proven.is_none_or(|proven| it.number > proven.number));
+        let later = later.take(limits::SUCCESSIONS_PASSED_ON_MAX);
+        let later = later.map(|it| (RecordSource::Told, it.clone()));
+        own.into_iter().chain(later).collect()
+    }
+
+    fn unproven(&self, namespace: &Namespace) -> impl Iterator<Item = &Succession> {
+        let told = self.told.get(namespace).into_iter();
+        let passed_on = self.passed_on.get(namespace).into_iter().flatten();
+        told.flat_map(BTreeMap::values).chain(passed_on)
     }
 
     pub fn prove(&mut self, succession: Succession) {
         let namespace = succession.namespace.clone();
         if let Some(told) = self.told.get_mut(&namespace) {
-            told.values_mut()
-                .for_each(|records| records.retain(|it| *it != succession));
-            told.retain(|_, records| !records.is_empty());
+            told.retain(|_, it| *it != succession);
+        }
+        if let Some(passed_on) = self.passed_on.get_mut(&namespace) {
+            passed_on.retain(|it| it.number > succession.number);
         }
         self.proven.insert(namespace, succession);
     }
 
-    /// A peer says so, of itself or because it was told. Each has a few places, and what is known already takes none.
+    /// A peer says so. Each has one place, and what others say too takes none.
     pub fn note_told(&mut self, from: &NodeName, succession: Succession) {
         let told = self.told.entry(succession.namespace.clone()).or_default();
-        if told.values().flatten().any(|it| *it == succession) {
+        let is_known = |(teller, it): (&NodeName, &Succession)| teller != from && *it == succession;
+        if !told.iter().any(is_known) {
+            told.insert(from.clone(), succession);
+        }
+    }
+
+    /// A peer passes it on. The newest of these stay.
+    pub fn note_passed_on(&mut self, succession: Succession) {
+        if self
+            .candidates(&succession.namespace)
+            .any(|it| *it == succession)
+        {
             return;
         }
-        let records = told.entry(from.clone()).or_default();
+        let records = self.passed_on.entry(succession.namespace.clone());
+        let records = records.or_default();
         records.push_back(succession);
-        if records.len() > limits::SUCCESSIONS_TOLD_MAX {
+        if records.len() > limits::SUCCESSIONS_PASSED_ON_MAX {
             records.pop_front();
         }
     }
 
     /// What may hold for a job.
     pub fn candidates(&self, namespace: &Namespace) -> impl Iterator<Item = &Succession> {
-        let told = self.told.get(namespace).into_iter();
-        let told = told.flat_map(BTreeMap::values).flatten();
-        self.proven.get(namespace).into_iter().chain(told)
+        let unproven = self.unproven(namespace);
+        self.proven.get(namespace).into_iter().chain(unproven)
     }
 
     /// The node knows nothing of a job any more.
     pub fn forget_job(&mut self, namespace: &Namespace) {
         self.proven.remove(namespace);
         self.told.remove(namespace);
+        self.passed_on.remove(namespace);
     }
 
     /// Whether a change of a job's token is on its way to the tier.

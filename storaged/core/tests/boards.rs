@@ -361,28 +361,6 @@ fn boards_are_no_way_around_the_bound_on_new_jobs() {
     assert!((200..=256).contains(&opened), "{opened} names");
 }
 
-/// Then its name is nobody's, and its boards are there.
-#[test]
-fn a_run_that_is_refused_leaves_the_boards_of_its_job() {
-    let mut cluster = Cluster::start(4, 2, 10);
-    (1..6).for_each(|node| cluster.kill(node));
-    cluster.run_for(4_000);
-    let used = cluster.ledger(0).used;
-    let (conn, _) = stranger(&mut cluster, "fresh");
-    let (slot, _) = granted(&board(&mut cluster, conn, 0, BoardKind::Steps, BYTES));
-    let refused = cluster.ask(0, conn, Request::OpenRun { timeout_ms: 9_000 });
-    assert_eq!(code(&refused), Some(RefusalCode::TimedOut), "{refused:?}");
-    let there = board(&mut cluster, conn, 0, BoardKind::Steps, 0);
-    assert_eq!(granted(&there).0, slot);
-    // Of two tokens the later one has them, as before the attempt.
-    let owner = cluster.fresh_conn();
-    cluster.ask(0, owner, hello("fresh", TOKEN, Role::Reader));
-    granted(&board(&mut cluster, owner, 1, BoardKind::Steps, BYTES));
-    let gone = board(&mut cluster, owner, 0, BoardKind::Steps, 0);
-    assert_eq!(code(&gone), Some(RefusalCode::NoCheckpoint), "{gone:?}");
-    assert_eq!(cluster.ledger(0).used, used + (4 << 20));
-}
-
 /// He sees and reads all jobs by whichever token he says, and writes in none.
 #[test]
 fn an_operator_without_the_jobs_token_gets_no_board() {

@@ -361,54 +361,6 @@ fn a_board_made_by_the_newest_token_stays_when_the_job_becomes_known() {
     assert_eq!(slot_of(&cluster.ask(0, late, board(0))), made);
 }
 
-/// A stranger who asks for a run at a node that is alone is refused it, and has no claim to the name when the others come back: neither at
-/// that node nor at peers that it greets.
-#[test]
-fn a_run_that_is_refused_claims_no_name() {
-    for goes in [Goes::WhenRefused, Goes::WhileItWaits] {
-        let mut cluster = Cluster::start(4, 2, 10);
-        cut_off(&mut cluster);
-        cluster.run_for(4_000);
-        let job = Namespace::new("fresh").unwrap();
-        let thief = cluster.fresh_conn();
-        cluster.ask(1, thief, hello_by(job.clone(), OTHER, Role::Reader));
-        let timeout_ms = 5_000;
-        let id = cluster.send(1, thief, Request::OpenRun { timeout_ms });
-        match goes {
-            Goes::WhenRefused => {
-                cluster.run_for(6_000);
-                let reply = cluster.answer(id).expect("an answer");
-                assert_eq!(code(reply), Some(RefusalCode::TimedOut), "{reply:?}");
-            }
-            Goes::WhileItWaits => cluster.run_for(1_000),
-        }
-        cluster.disconnect(1, thief);
-        let owner = cluster.fresh_conn();
-        cluster.ask(0, owner, hello_by(job.clone(), TOKEN, Role::Reader));
-        let opened = cluster.ask(0, owner, Request::OpenRun { timeout_ms: 9_000 });
-        assert!(matches!(opened, Reply::RunOpened { .. }), "{opened:?}");
-        joined_again(&mut cluster);
-        cluster.run_for(4_000);
-        for node in [1, 0] {
-            let conn = cluster.fresh_conn();
-            let reply = cluster.ask(node, conn, hello_by(job.clone(), TOKEN, Role::Reader));
-            assert!(matches!(reply, Reply::Welcome { .. }), "n{node}: {reply:?}");
-            let reply = cluster.ask(node, conn, Request::OpenRun { timeout_ms: 9_000 });
-            assert!(
-                matches!(reply, Reply::RunOpened { .. }),
-                "n{node}: {reply:?}"
-            );
-        }
-    }
-}
-
-/// When a client goes that asks for a run.
-#[derive(Clone, Copy)]
-enum Goes {
-    WhenRefused,
-    WhileItWaits,
-}
-
 /// A run of the job, opened by a token at a node.
 fn open_run(cluster: &mut Cluster, node: usize, job: &Namespace, token: &[u8]) -> RunId {
     let conn = cluster.fresh_conn();

@@ -341,45 +341,6 @@ fn who_pins_a_step_that_is_being_pinned_hears_what_becomes_of_it() {
     }
 }
 
-/// The same through another node, which has been told of the pin and does not decide it.
-#[test]
-fn who_pins_a_step_that_another_node_is_pinning_hears_what_becomes_of_it() {
-    for silent in [&[0, 1, 5][..], &[5]] {
-        let mut cluster = with_room(Room::default());
-        cluster.save_and_wait(DurableWish::Never);
-        cluster.scene.unheard.extend(silent);
-        let asked = [3, 2, 2, 4].map(|node| {
-            let reader = cluster.connect(node, Role::Reader);
-            let id = cluster.send(node, reader, request(1, Keep::Pin));
-            cluster.run_for(500);
-            id
-        });
-        for id in asked {
-            assert!(
-                cluster.answer(id).is_none(),
-                "{silent:?}: before it is decided"
-            );
-        }
-        cluster.run_for(14_000);
-        for id in asked {
-            match cluster.answer(id) {
-                Some(Reply::Refused(refusal)) if silent.len() > 2 => {
-                    assert_eq!(refusal.code, RefusalCode::TooManyLost);
-                }
-                Some(Reply::Removed { .. }) if silent.len() <= 2 => {}
-                other => panic!("{silent:?}: {other:?}"),
-            }
-        }
-        // Once it is decided nobody waits.
-        if silent.len() <= 2 {
-            let reader = cluster.connect(4, Role::Reader);
-            let id = cluster.send(4, reader, request(1, Keep::Pin));
-            cluster.run_for(100);
-            assert!(matches!(cluster.answer(id), Some(Reply::Removed { .. })));
-        }
-    }
-}
-
 /// It would stay at the nodes that have been told, in the way of saves, and be coded again and again.
 #[test]
 fn a_step_that_is_not_protected_is_not_pinned_by_the_word_of_a_peer() {

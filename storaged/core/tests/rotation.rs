@@ -161,6 +161,7 @@ fn a_token_is_changed_again_and_what_held_before_does_not_come_back() {
         let message = PeerMessage::Rotated(Box::new(Rotated {
             succession: first.succession.clone(),
             keys: None,
+            source: None,
         }));
         let from = name((node + 1) % 3);
         cluster.tell(node, Input::Message { from, message });
@@ -183,6 +184,7 @@ fn a_record_that_the_tokens_holder_has_not_made_changes_nothing() {
         let message = PeerMessage::Rotated(Box::new(Rotated {
             succession: forged.succession.clone(),
             keys: Some(forged.keys.clone()),
+            source: None,
         }));
         let from = name((node + 1) % 3);
         cluster.tell(node, Input::Message { from, message });
@@ -365,6 +367,7 @@ fn a_record_that_a_stranger_consents_to_is_not_the_jobs() {
     let message = PeerMessage::Rotated(Box::new(Rotated {
         succession,
         keys: None,
+        source: None,
     }));
     let from = name(1);
     cluster.tell(2, Input::Message { from, message });
@@ -451,4 +454,32 @@ fn a_reader_by_the_newest_token_goes_on_once_the_tier_tells_of_the_change() {
     };
     let planned = cluster.ask(0, early, plan);
     assert!(matches!(planned, Reply::Plan(_)), "{planned:?}");
+}
+
+/// Nodes pass on what they were told: the newest record must be among that, however many came before it.
+#[test]
+fn the_last_of_many_changes_is_told_by_who_was_only_told() {
+    let mut cluster = saved();
+    cluster.end_job();
+    let token = |number: usize| match number {
+        0 => TOKEN.to_vec(),
+        _ => format!("token number {number:04}").into_bytes(),
+    };
+    for number in 0..6 {
+        // The last one at another node than those before it.
+        let node = if number == 5 { 2 } else { 1 };
+        let (conn, _) = rotate(&mut cluster, node, &token(number), &token(number + 1));
+        cluster.disconnect(node, conn);
+    }
+    assert!(
+        opens(&mut cluster, 0, &token(6)),
+        "the record is proved at n0"
+    );
+    cluster.kill(2);
+    cluster.kill(1);
+    cluster.run_for(5_000);
+    cluster.start_after(0, 1);
+    cluster.run_for(30_000);
+    assert!(opens(&mut cluster, 1, &token(6)));
+    assert!(!opens(&mut cluster, 1, &token(5)));
 }

@@ -3,7 +3,7 @@
 use storaged_wire::local::{Reply, Request};
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::provenance::KeyTold;
-use storaged_wire::succession::{Rotated, SEAL_BYTES, TokenStanding};
+use storaged_wire::succession::{RecordSource, Rotated, SEAL_BYTES, TokenStanding};
 use storaged_wire::{Owner, Rotation};
 
 use crate::samples;
@@ -47,6 +47,7 @@ pub fn messages() -> Vec<PeerMessage> {
         PeerMessage::Rotated(Box::new(Rotated {
             succession,
             keys: Some(keys),
+            source: Some(RecordSource::Told),
         })),
     ]
 }

@@ -101,7 +101,7 @@ impl Context {
 
     fn fence_record(&self, namespace: &Namespace) -> Option<Fence> {
         let table = self.namespaces.get(namespace);
-        // Told, a table that boards or a refused run have made would be an owner's at whoever asked.
+        // Told, a table that boards alone have made would be an owner's at whoever asked.
         let is_told = |table: &&NamespaceTable| {
             table.claim == Claim::Held || planted!("boards_tell_an_owner")
         };
@@ -136,7 +136,7 @@ impl Context {
         if !self.settled() || !known {
             return;
         }
-        let outcome = self.promise(from, &asked);
+        let outcome = self.promise(&asked);
         let message = PeerMessage::RunPromised {
             query,
             run: asked.run,
@@ -146,7 +146,7 @@ impl Context {
     }
 
     /// Keeps a number for one proposer: it is above every number known here, or kept for this very run already.
-    fn promise(&mut self, from: &NodeName, asked: &NamedRun) -> PromiseOutcome {
+    fn promise(&mut self, asked: &NamedRun) -> PromiseOutcome {
         if self.check_owner(&asked.namespace, asked.owner).is_err() {
             return PromiseOutcome::WrongOwner;
         }
@@ -162,20 +162,10 @@ impl Context {
             self.raise_fence(&asked.namespace, asked.owner, asked.run);
         }
         if !planted!("promises_forgotten") {
-            self.keep_promise(from, asked);
+            let table = self.namespace_table(&asked.namespace, asked.owner);
+            (table.promised, table.granted) = (asked.run, asked.run);
         }
         PromiseOutcome::Promised
-    }
-
-    fn keep_promise(&mut self, to: &NodeName, asked: &NamedRun) {
-        let before = self.namespaces.get(&asked.namespace);
-        let is_held = before.is_some_and(|table| table.claim == Claim::Held);
-        let is_attempt = to == self.me() && !is_held && !planted!("refused_runs_claim_names");
-        let table = self.namespace_table(&asked.namespace, asked.owner);
-        (table.promised, table.granted) = (asked.run, asked.run);
-        if is_attempt {
-            table.claim = Claim::Attempt;
-        }
     }
 
     /// Whether this node itself has promised a run, or it is open. What a peer has promised only keeps its number from

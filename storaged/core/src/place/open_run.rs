@@ -468,15 +468,6 @@ impl Runs {
     fn refuse_run(&mut self, query: QueryId, refusal: Refusal, cx: &mut Context) {
         if let Some(proposal) = self.proposals.remove(&query) {
             cx.reply(proposal.id, Reply::Refused(refusal));
-            self.end_attempt(&proposal.namespace, cx);
-        }
-    }
-
-    /// A proposal has ended that opened no run.
-    fn end_attempt(&self, namespace: &Namespace, cx: &mut Context) {
-        let mut proposed = self.proposals.values().map(|it| &it.namespace);
-        if !proposed.any(|it| it == namespace) {
-            cx.forget_attempt(namespace);
         }
     }
 
@@ -508,12 +499,9 @@ impl Runs {
         }
     }
 
-    pub(crate) fn forget_proposals(&mut self, conn: ConnId, cx: &mut Context) {
-        let its = |_: &QueryId, proposal: &mut RunProposal| proposal.id.conn == conn;
-        let gone: Vec<RunProposal> = self.proposals.extract_if(.., its).map(|it| it.1).collect();
-        for proposal in gone {
-            self.end_attempt(&proposal.namespace, cx);
-        }
+    pub(crate) fn forget_proposals(&mut self, conn: ConnId) {
+        self.proposals
+            .retain(|_, proposal| proposal.id.conn != conn);
     }
 }
 

@@ -38,6 +38,8 @@ enum TierSearch {
     /// It has newer runs, up to this number. That counts if no node remembers better: an attempt that has failed may have
     /// left its claim.
     Superseded(u64),
+    /// It has the run, and has not said whether the token of its job was changed.
+    WithoutChanges,
 }
 
 impl TierSearch {
@@ -46,6 +48,7 @@ impl TierSearch {
         match self {
             Self::Running => Some("no answer in time".into()),
             Self::Failed(fault) => Some(fault.to_string()),
+            Self::WithoutChanges => Some("no word of changed tokens".into()),
             Self::Over | Self::Superseded(_) => None,
         }
     }
@@ -155,8 +158,7 @@ impl Runs {
             if cx.lacks_word_of_changes(&waiting.hello) {
                 // It says whose the run is, and has not said whether that token was changed: a retired one would come back, and the newest
                 // one be a stranger's. Peers may tell.
-                let fault = DurableFault::Unavailable("no word of changed tokens".into());
-                waiting.tier = TierSearch::Failed(fault);
+                waiting.tier = TierSearch::WithoutChanges;
                 self.hellos.insert(query, waiting);
             } else {
                 cx.hello_confirmed(waiting, owner);
@@ -241,6 +243,7 @@ fn not_confirmed(waiting: &WaitingHello, cx: &Context) -> Refusal {
     let allowed = cx.setup.runs_without_tier == RunsWithoutTier::Allowed;
     match (&waiting.tier, waiting.tier.fault()) {
         (TierSearch::Superseded(newest), _) => older_run(hello, *newest),
+        (TierSearch::WithoutChanges, Some(fault)) if !is_remembered => not_asked(hello, &fault),
         // A job whose run is called unknown opens another one: it must not for a moment in which the tier was slow.
         (_, Some(fault)) if !is_remembered && !allowed => not_asked(hello, &fault),
         _ => unknown_run(hello),
@@ -348,7 +351,10 @@ mod tests {
         };
         let told = hear(&mut node, at, "a", PeerMessage::Fences(vec![fence]));
         let mut said = replies(told);
-        said.extend(replies(node.handle(Now(at), Input::Tick)));
+        // It may have yet to tell of a changed token, and answers nothing.
+        assert_eq!(said, []);
+        let end = at + limits::CHANGE_WAIT_MS;
+        said.extend(replies(node.handle(Now(end), Input::Tick)));
         assert!(matches!(&said[..], [Reply::Welcome { .. }]), "{said:?}");
     }
 

@@ -28,11 +28,6 @@ impl Slot {
     pub(super) fn is_board(&self) -> bool {
         matches!(self.used_for, SlotUse::Board(_) | SlotUse::BoardComing(..))
     }
-
-    /// The same, of one job.
-    pub(super) fn is_board_of(&self, namespace: &Namespace) -> bool {
-        self.is_board() && self.namespace == *namespace
-    }
 }
 
 impl Context {

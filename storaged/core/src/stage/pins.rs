@@ -20,16 +20,7 @@ use crate::context::Context;
 use crate::limits;
 use crate::pins::{key_at, mark_of};
 
-/// Where it is found out whether a pin may hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Decided {
-    /// Here: all nodes are being told of it.
-    Here,
-    /// By another node, which lets it go again if it may not.
-    Elsewhere,
-}
-
-/// A pin that somebody here waits for.
+/// A pin that all nodes are being told of.
 #[derive(Debug)]
 struct PinOrder {
     /// Who wants it, and whoever has asked for the same meanwhile, as far as they are still there.
@@ -38,7 +29,6 @@ struct PinOrder {
     owner: Owner,
     pin: Pin,
     curation: Curation,
-    decided: Decided,
     deadline: Now,
     asked: BTreeSet<NodeName>,
     answers: BTreeMap<NodeName, PinAnswer>,
@@ -84,10 +74,7 @@ impl PinOrders {
         cx: &mut Context,
     ) -> Option<PeerMessage> {
         match message {
-            PeerMessage::Pins(query, of) => {
-                cx.pins_told(from, query, of);
-                self.advance(cx);
-            }
+            PeerMessage::Pins(query, of) => cx.pins_told(from, query, of),
             PeerMessage::PinNoted(query, answer) => {
                 if let Some(order) = self.orders.get_mut(&QueryId(query)) {
                     order.answers.insert(from.clone(), answer);
@@ -140,7 +127,8 @@ impl PinOrders {
                     order.askers.push(id);
                     Ok(())
                 }
-                None => self.keep_again(id, &key, owner, curation, cx),
+                // Asked for again, which may be because it has become durable: whatever nodes say now, it stays as it is in RAM.
+                None => cx.tell_tier(id, curation, Ok(())),
             };
         }
         let pin = match cx.pin_here(&key, owner, keep) {
@@ -153,7 +141,6 @@ impl PinOrders {
             owner,
             pin,
             curation,
-            decided: Decided::Here,
             deadline: cx.now.plus(limits::PIN_WAIT_MS),
             asked: cx.peers.keys().cloned().collect(),
             answers: BTreeMap::from([(cx.me().clone(), PinAnswer::Noted)]),
@@ -162,38 +149,6 @@ impl PinOrders {
         cx.send_all(&order.message(query));
         self.orders.insert(query, order);
         self.advance(cx);
-        Ok(())
-    }
-
-    /// A step is pinned already. If another node has yet to decide that, it is waited for.
-    fn keep_again(
-        &mut self,
-        id: RequestId,
-        key: &CheckpointKey,
-        owner: Owner,
-        curation: Curation,
-        cx: &mut Context,
-    ) -> Result<(), Refusal> {
-        let table = cx.namespaces.get(&key.namespace);
-        let proposed = table.and_then(|table| table.pins.proposed(key.mark(), cx.now));
-        let proposed = proposed.filter(|_| !planted!("pins_of_others_are_granted"));
-        let Some((pin, deadline)) = proposed else {
-            // Asked for again, which may be because it has become durable: whatever nodes say now, it stays as it is in RAM.
-            return cx.tell_tier(id, curation, Ok(()));
-        };
-        let order = PinOrder {
-            askers: vec![id],
-            key: key.clone(),
-            owner,
-            pin,
-            curation,
-            decided: Decided::Elsewhere,
-            deadline,
-            asked: BTreeSet::new(),
-            answers: BTreeMap::new(),
-        };
-        let query = QueryId(cx.fresh());
-        self.orders.insert(query, order);
         Ok(())
     }
 
@@ -208,11 +163,7 @@ impl PinOrders {
         let is_over = |order: &PinOrder| {
             let mut silent = order.asked.iter();
             let waits = |node: &NodeName| !order.answers.contains_key(node) && cx.is_up(node);
-            let is_decided = match order.decided {
-                Decided::Here => !silent.any(waits),
-                Decided::Elsewhere => !cx.goes_by(order),
-            };
-            order.deadline <= cx.now || is_decided
+            order.deadline <= cx.now || !silent.any(waits)
         };
         let orders = self.orders.iter();
         let over = orders.filter(|(_, order)| is_over(order));
@@ -348,9 +299,6 @@ impl Context {
             last = self.note_pin(&key, of.owner, pin);
         }
         if let Some(query) = query {
-            let now = self.now;
-            let table = self.namespace_table(&of.namespace, of.owner);
-            of.pins.iter().for_each(|pin| table.pins.propose(pin, now));
             self.send(from, PeerMessage::PinNoted(query, last));
             return;
         }
@@ -430,11 +378,6 @@ impl Context {
 
     /// All have been asked.
     fn end_order(&mut self, order: PinOrder) {
-        if order.decided == Decided::Elsewhere {
-            let holds = self.goes_by(&order).then_some(());
-            let in_ram = holds.ok_or_else(|| let_go_again(&order.key));
-            return self.end_asked(&order, &in_ram);
-        }
         if order.pin.pinned
             && let Some(refusal) = self.objection_to_pin(&order)
         {
@@ -574,16 +517,5 @@ fn no_room_to_pin(key: &CheckpointKey, node: &NodeName, reason: &str) -> Refusal
     Refusal::new(
         RefusalCode::BudgetFull,
         format!("step {step} of run {run} is not pinned, because of {node}: {reason}"),
-    )
-}
-
-fn let_go_again(key: &CheckpointKey) -> Refusal {
-    let (run, step) = (key.run, key.step);
-    Refusal::new(
-        RefusalCode::TooManyLost,
-        format!(
-            "step {step} of run {run} is not pinned: another node has let it go again, as somebody has asked there or since too many nodes do not have it or \
-             have no room: try again there, or pin a newer one"
-        ),
     )
 }

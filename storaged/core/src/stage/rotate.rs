@@ -4,7 +4,7 @@
 
 use storaged_wire::local::{Reply, Request};
 use storaged_wire::peer::{HighMark, PeerMessage};
-use storaged_wire::succession::{Rotated, SUCCESSIONS_MAX, TokenStanding};
+use storaged_wire::succession::{RecordSource, Rotated, SUCCESSIONS_MAX, TokenStanding};
 use storaged_wire::{
     JobKeys, KeptNamespace, Namespace, NodeName, Refusal, RefusalCode, Rotation, Succession,
 };
@@ -213,7 +213,7 @@ impl Context {
 
     /// The tier has a record that whoever made it may have told to nobody. A token that is said proves it, here or at a peer.
     fn note_found(&mut self, succession: Succession) {
-        self.send_all(&self.as_told(succession.clone()));
+        self.send_all(&self.as_told(RecordSource::Own, succession.clone()));
         if self.successions.proven(&succession.namespace) != Some(&succession) {
             let me = self.me().clone();
             self.successions.note_told(&me, succession);
@@ -308,6 +308,7 @@ impl Context {
         self.send_all(&PeerMessage::Rotated(Box::new(Rotated {
             succession,
             keys: Some(keys),
+            source: Some(RecordSource::Own),
         })));
         self.reply(id, Reply::Done);
         self.start_publishing();
@@ -316,37 +317,46 @@ impl Context {
     /// What is known of changes, to a peer whose link is up now: also what this node was only told. A job whose token was changed while nobody was
     /// connected elsewhere has its record proved at one node; were that to lose it, the token that was let go would open the job there.
     pub(crate) fn tell_successions(&mut self, node: &NodeName) {
-        let is_told = |it: &&Succession| {
-            !planted!("told_changes_stay_untold")
-                || self.successions.proven(&it.namespace) == Some(it)
-        };
-        let all = self.successions.all().filter(is_told);
-        let all: Vec<Succession> = all.cloned().collect();
-        for succession in all {
-            let told = self.as_told(succession);
-            self.send(node, told);
+        for namespace in self.successions.jobs() {
+            for told in self.what_to_tell(&namespace) {
+                self.send(node, told);
+            }
         }
     }
 
     /// The same of a job of which peers hear now: they may have lost their memory.
     pub(crate) fn tell_succession_of(&mut self, namespace: &Namespace) {
-        let all: Vec<Succession> = self.successions.candidates(namespace).cloned().collect();
-        for succession in all {
-            let told = self.as_told(succession);
+        for told in self.what_to_tell(namespace) {
             self.send_all(&told);
         }
     }
 
-    fn as_told(&self, succession: Succession) -> PeerMessage {
+    fn what_to_tell(&self, namespace: &Namespace) -> Vec<PeerMessage> {
+        let all = self.successions.to_tell(namespace).into_iter();
+        let all = all.filter(|(source, _)| {
+            *source == RecordSource::Own || !planted!("told_changes_stay_untold")
+        });
+        all.map(|(source, it)| self.as_told(source, it)).collect()
+    }
+
+    fn as_told(&self, source: RecordSource, succession: Succession) -> PeerMessage {
         let keys = self.keys.of_job(&succession.namespace).cloned();
         let keys = keys.filter(|keys| succession.is_under(&keys.newest));
-        PeerMessage::Rotated(Box::new(Rotated { succession, keys }))
+        PeerMessage::Rotated(Box::new(Rotated {
+            succession,
+            keys,
+            source: Some(source),
+        }))
     }
 
     /// A peer says that a token was changed. It holds here if somebody who is connected has said the token that was let go in it; else
     /// it waits for a hello that proves it.
     pub(super) fn rotated_told(&mut self, from: &NodeName, rotated: Rotated) {
-        let Rotated { succession, keys } = rotated;
+        let Rotated {
+            succession,
+            keys,
+            source,
+        } = rotated;
         let namespace = succession.namespace.clone();
         let is_its = self.owner_of(&namespace) == Some(succession.owner);
         if !is_its || !succession.is_of_its_length() {
@@ -360,7 +370,10 @@ impl Context {
                 self.start_publishing();
             }
         } else if proven.is_none_or(|it| it.number < succession.number) {
-            self.successions.note_told(from, succession);
+            match source {
+                Some(RecordSource::Told) => self.successions.note_passed_on(succession),
+                Some(RecordSource::Own) | None => self.successions.note_told(from, succession),
+            }
         }
     }
 

@@ -19,7 +19,7 @@ pub(crate) use drop_job::{Drops, Trainers};
 pub(crate) use evict::Remains;
 
 use crate::api::Now;
-use crate::catalog::{Claim, NamespaceTable, Slot, SlotUse};
+use crate::catalog::{Slot, SlotUse};
 use crate::context::Context;
 use crate::limits;
 
@@ -166,33 +166,12 @@ impl Context {
 
     /// Nothing of a job is known here any more.
     pub(crate) fn forget_job(&mut self, namespace: &Namespace) {
-        self.forget_table(namespace);
+        self.namespaces.remove(namespace);
+        self.lifetimes.used.remove(namespace);
+        self.keeping.touch_job(namespace);
         self.keys.forget_job(namespace);
         self.successions.forget_job(namespace);
         self.testimony.forget_job(namespace);
-    }
-
-    /// No attempt to open a job's first run goes on here: if none has made it known, it is as unknown as it was.
-    pub(crate) fn forget_attempt(&mut self, namespace: &Namespace) {
-        let has_boards = self.slots.values().any(|slot| slot.is_board_of(namespace));
-        let table = self.namespaces.get_mut(namespace);
-        let Some(table) = table.filter(|table| table.claim == Claim::Attempt) else {
-            return;
-        };
-        if has_boards {
-            *table = NamespaceTable {
-                claim: Claim::Boards,
-                ..NamespaceTable::new(table.owner)
-            };
-        } else {
-            self.forget_table(namespace);
-        }
-    }
-
-    fn forget_table(&mut self, namespace: &Namespace) {
-        self.namespaces.remove(namespace);
-        self.keeping.touch_job(namespace);
-        self.lifetimes.used.remove(namespace);
     }
 
     /// Jobs that came up lately, and that nobody here uses.
