@@ -264,9 +264,6 @@ pub const PIN_CHANGES_MISSED_MAX: u32 = 1_000;
 /// For so long nodes are asked to note a pin; whoever has not answered then counts as a node without the step.
 pub const PIN_WAIT_MS: u64 = 10_000;
 
-/// Records of changed tokens of one job that a node passes on without one that proves them, and that are kept of those passed on.
-pub const SUCCESSIONS_PASSED_ON_MAX: usize = 4;
-
 /// Pins are told again so often: a node that missed one would let go what all others keep.
 pub const PINS_EVERY_MS: u64 = 10_000;
 
@@ -357,6 +354,9 @@ pub const RUN_CLAIMS_MAX: u32 = 3;
 /// Proposers of one number wait for different parts of this time before they go above each other, then of twice as much,
 /// up to 64 times: some answers' time on a link at first.
 pub const RUN_BACK_OFF_MS: u64 = 20;
+
+/// Records of changed tokens of one job that a node passes on without a token that proves them, and that are kept of those passed on.
+pub const SUCCESSIONS_PASSED_ON_MAX: usize = 4;
 
 /// Of a name that no node remembers the durable tier says within this time whether its token was changed, or a reader's hello goes on without.
 pub const SUCCESSION_WAIT_MS: u64 = 3_000;

@@ -306,15 +306,21 @@ fn a_trainer_that_has_waited_for_its_run_is_asked_whose_the_job_is() {
     assert!(matches!(own, Reply::Welcome { .. }), "{own:?}");
 }
 
-/// Of all tenants' jobs.
-#[test]
-fn boards_of_names_that_nobody_opens_do_not_use_up_all_boards() {
+/// As many as there may be.
+fn with_boards_of_names_that_nobody_opens() -> Cluster {
     let mut cluster = Cluster::start(4, 2, 10);
     for at in 0..256 {
         let (conn, _) = stranger(&mut cluster, &format!("name{at}"));
         board(&mut cluster, conn, 0, BoardKind::Steps, 1);
         cluster.disconnect(0, conn);
     }
+    cluster
+}
+
+/// Of all tenants' jobs.
+#[test]
+fn boards_of_names_that_nobody_opens_do_not_use_up_all_boards() {
+    let mut cluster = with_boards_of_names_that_nobody_opens();
     cluster.run_for(600_000);
     let conn = cluster.connect(0, Role::Reader);
     let reply = board(&mut cluster, conn, 0, BoardKind::Steps, 1);
@@ -417,12 +423,7 @@ fn there_are_no_more_boards_than_there_may_be() {
 
 #[test]
 fn a_board_that_finds_no_room_takes_no_other_jobs_boards_away() {
-    let mut cluster = Cluster::start(4, 2, 10);
-    for at in 0..256 {
-        let (conn, _) = stranger(&mut cluster, &format!("name{at}"));
-        board(&mut cluster, conn, 0, BoardKind::Steps, 1);
-        cluster.disconnect(0, conn);
-    }
+    let mut cluster = with_boards_of_names_that_nobody_opens();
     cluster.run_for(120_000);
     let owner = cluster.connect(0, Role::Reader);
     for _ in 0..3 {

@@ -194,14 +194,7 @@ fn a_stranger_who_waits_hears_nothing_of_the_job() {
 /// What was durable before the change is there for who came early too.
 #[test]
 fn a_reader_by_the_newest_token_that_came_early_finds_what_was_durable_before_the_change() {
-    let mut cluster = Cluster::start_with(2, 1, 4, Some(Conduct::default()), Room::default());
-    cluster.save_and_wait(DurableWish::Required);
-    let job = namespace();
-    rotate(&mut cluster, 0, &job);
-    (0..3).for_each(|node| cluster.kill(node));
-    (0..3).for_each(|node| cluster.start_after(50, node));
-    cluster.run_for(20_000);
-    cluster.scene.tier.as_mut().unwrap().listing = Listing::FailsAfter(50);
+    let (mut cluster, job, _) = known_to_a_tier_that_hangs();
     let come = |cluster: &mut Cluster| -> ConnId {
         let conn = cluster.fresh_conn();
         let reply = cluster.ask(0, conn, hello_by(job.clone(), NEW, Role::Reader));
@@ -332,14 +325,7 @@ fn a_strangers_trainer_is_no_owner_while_the_tier_tells_of_runs_alone() {
 /// What the newest token's trainer has written on its board before the tier answered is its own when the job is known.
 #[test]
 fn a_board_made_by_the_newest_token_stays_when_the_job_becomes_known() {
-    let mut cluster = Cluster::start_with(2, 1, 4, Some(Conduct::default()), Room::default());
-    cluster.save_and_wait(DurableWish::Required);
-    let job = namespace();
-    rotate(&mut cluster, 0, &job);
-    (0..3).for_each(|node| cluster.kill(node));
-    (0..3).for_each(|node| cluster.start_after(50, node));
-    cluster.run_for(20_000);
-    cluster.scene.tier.as_mut().unwrap().listing = Listing::FailsAfter(50);
+    let (mut cluster, job, _) = known_to_a_tier_that_hangs();
     let board = |bytes| Request::Board {
         rank: Rank::new(0),
         kind: BoardKind::Steps,

@@ -57,7 +57,7 @@ pub trait Blocks: Send + Sync {
     /// it says `Clean`, what is in `out` means nothing.
     ///
     /// # Errors
-    /// [`SessionFault::Corrupt`] if a chunk does not have its digest, `NoBlocks` if there is no such block.
+    /// [`SessionFault::Corrupt`] if a chunk does not have its digest or its fingerprint, `NoBlocks` if there is no such block.
     fn read(
         &self,
         source: &Source,

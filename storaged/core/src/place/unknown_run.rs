@@ -149,20 +149,19 @@ impl Runs {
         };
         waiting.tier = match outcome {
             Ok(ClaimedRun::Superseded { newest }) => TierSearch::Superseded(newest),
+            // It says whose the run is, and has not said whether that token was changed: a retired one would come back, and the newest one be
+            // a stranger's. Peers may tell.
+            Ok(ClaimedRun::Newest(_)) if cx.lacks_word_of_changes(&waiting.hello) => {
+                TierSearch::WithoutChanges
+            }
             Ok(ClaimedRun::Unknown | ClaimedRun::Newest(_)) => TierSearch::Over,
             Err(ref fault) => TierSearch::Failed(fault.clone()),
         };
         if let Ok(ClaimedRun::Newest(owner)) = outcome
-            && let Some(mut waiting) = self.hellos.remove(&query)
+            && waiting.tier == TierSearch::Over
+            && let Some(waiting) = self.hellos.remove(&query)
         {
-            if cx.lacks_word_of_changes(&waiting.hello) {
-                // It says whose the run is, and has not said whether that token was changed: a retired one would come back, and the newest
-                // one be a stranger's. Peers may tell.
-                waiting.tier = TierSearch::WithoutChanges;
-                self.hellos.insert(query, waiting);
-            } else {
-                cx.hello_confirmed(waiting, owner);
-            }
+            cx.hello_confirmed(waiting, owner);
         }
         self.advance_hellos(cx);
     }
@@ -205,7 +204,8 @@ impl Runs {
 
 impl WaitingHello {
     /// Whether peers may have yet to tell of a change: of the newest token, which is a stranger's until then, or of that of another one for
-    /// this. Whoever has answered has told of all that it knows. It is waited for a moment.
+    /// this. Whoever has answered has told before of what it knew when its link came up. It is waited
+    /// for a moment.
     fn awaits_changes(&mut self, cx: &mut Context) -> bool {
         let have_answered = self.waiting_for.is_empty();
         if have_answered && cx.check_waiting(self.id, &mut self.hello).is_ok() {

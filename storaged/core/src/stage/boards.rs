@@ -59,7 +59,7 @@ impl Context {
         }
         let boards = self.slots.values().filter(|slot| slot.is_board()).count();
         let is_full = boards >= limits::BOARDS_MAX;
-        let makes_room = self.unclaimed_for_longest().filter(|_| is_full);
+        let makes_room = is_full.then(|| self.unclaimed_for_longest()).flatten();
         if is_full && makes_room.is_none() {
             let text = format!(
                 "expected at most {boards} boards on this node, got one more: drop jobs that have ended"

@@ -157,8 +157,7 @@ impl Context {
         };
         let reads_all = *role == Role::Reader && self.viewer(conn) == Viewer::Operator;
         let mut candidates = self.successions_of(namespace, found);
-        if let Some(by) = candidates.iter().find(|it| it.retires(&consent)) {
-            self.adopt_if_it_follows(by.clone(), said);
+        if self.adopts_what_retires(&candidates, said) {
             if !reads_all || known.is_none() {
                 return Err(token_changed(namespace));
             }
@@ -215,11 +214,19 @@ impl Context {
             return Ok(());
         };
         let known = self.successions_of(namespace, &[]);
-        let Some(by) = known.into_iter().find(|it| it.retires(&said.consent)) else {
-            return Ok(());
-        };
-        self.adopt_if_it_follows(by, said);
-        Err(token_changed(namespace))
+        if self.adopts_what_retires(&known, said) {
+            return Err(token_changed(namespace));
+        }
+        Ok(())
+    }
+
+    /// Whether one of these records lets the token go that was said, which proves it.
+    fn adopts_what_retires(&mut self, records: &[Succession], said: SaidToken) -> bool {
+        let by = records.iter().find(|it| it.retires(&said.consent));
+        if let Some(by) = by {
+            self.adopt_if_it_follows(by.clone(), said);
+        }
+        by.is_some()
     }
 
     /// An operator reads in the owner's name, by whichever token he says.
