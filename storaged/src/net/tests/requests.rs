@@ -96,7 +96,8 @@ async fn who_asks_a_peer_that_goes_hears_of_it() {
     );
 }
 
-/// Others wait at the peer, so that its requests take no memory here.
+/// Others wait at the peer, so that its requests take no memory here. Whoever has dialled may have one less: the stream of its hello
+/// is among those that it may open, and its end alone is no reason for the transport to grant another one.
 #[tokio::test]
 async fn one_peer_has_so_many_requests_at_once_and_no_more() {
     use crate::net::requests::REQUESTS_AT_ONCE;
@@ -110,23 +111,24 @@ async fn one_peer_has_so_many_requests_at_once_and_no_more() {
         })
         .collect();
     let mut open = Vec::new();
-    for _ in 0..most {
+    for _ in 1..most {
         open.push(first.request().await.1);
     }
-    let more = timeout(Duration::from_millis(300), first.request()).await;
-    assert!(more.is_err(), "one more than there may be");
-    for answer in open {
-        answer
-            .send(&name(1), "here".into())
-            .await
-            .expect("an answer");
+    let short = Duration::from_millis(300);
+    if let Ok((_, answer)) = timeout(short, first.request()).await {
+        open.push(answer);
+        let more = timeout(short, first.request()).await;
+        assert!(more.is_err(), "one more than there may be");
     }
-    for _ in 0..most {
+    let left = 2 * most - open.len();
+    for answer in open {
+        let answered = answer.send(&name(1), "here".into()).await;
+        answered.expect("an answer");
+    }
+    for _ in 0..left {
         let (_, answer) = first.request().await;
-        answer
-            .send(&name(1), "here".into())
-            .await
-            .expect("an answer");
+        let answered = answer.send(&name(1), "here".into()).await;
+        answered.expect("an answer");
     }
     for asked in asked {
         assert_eq!(asked.await.unwrap().expect("an answer"), "here");
