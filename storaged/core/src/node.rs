@@ -550,7 +550,7 @@ impl Node {
         self.restores.verifies_forget(node, &mut self.cx);
         self.drops.advance_drops(&mut self.cx);
         self.pins.advance(&mut self.cx);
-        self.runs.hellos_forget_peer(node);
+        self.runs.forget_peer(node);
         self.cx.greetings_forget(node);
     }
 

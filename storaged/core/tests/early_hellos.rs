@@ -484,3 +484,104 @@ fn trainers_come_back_where_the_tier_is_slow() {
     let reply = cluster.ask(0, conn, hello_by(namespace(), TOKEN, trainer_of(run, 2)));
     assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
 }
+
+/// Peers that know the job say of the change when they are asked for its run, and not only when a link comes up.
+#[test]
+fn a_retired_token_gets_into_no_run_where_the_job_was_forgotten() {
+    let mut cluster = Cluster::start_of(12, 4, 2, 10);
+    cluster.save_as(DurableWish::Never);
+    cluster.run_for(20_000);
+    cluster.end_job();
+    let (job, run) = (namespace(), cluster.run());
+    rotate(&mut cluster, 0, &job);
+    // Nodes that hold nothing of an idle job forget it within an hour.
+    cluster.run_for(3_800_000);
+    let mut trainer_comes = |node, token| {
+        let conn = cluster.fresh_conn();
+        let reply = cluster.ask(node, conn, hello_by(job.clone(), token, trainer_of(run, 4)));
+        cluster.disconnect(node, conn);
+        reply
+    };
+    for node in [11, 9, 8, 7, 6, 5, 4] {
+        let retired = trainer_comes(node, TOKEN);
+        assert_eq!(
+            code(&retired),
+            Some(RefusalCode::WrongToken),
+            "n{node}: {retired:?}"
+        );
+    }
+    let newest = trainer_comes(10, NEW);
+    assert!(matches!(newest, Reply::Welcome { .. }), "{newest:?}");
+}
+
+fn asks_for_run(cluster: &mut Cluster, node: usize, job: &Namespace, token: &[u8]) -> Reply {
+    let conn = cluster.fresh_conn();
+    let reply = cluster.ask(node, conn, hello_by(job.clone(), token, Role::Reader));
+    assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
+    let reply = cluster.ask(node, conn, Request::OpenRun { timeout_ms: 10_000 });
+    cluster.disconnect(node, conn);
+    reply
+}
+
+/// Promised in the name of who asks, the job would be another one's at that node from then on.
+#[test]
+fn the_newest_token_opens_runs_where_the_job_was_forgotten() {
+    let mut cluster = Cluster::start_of(12, 4, 2, 10);
+    cluster.save_as(DurableWish::Never);
+    cluster.run_for(20_000);
+    cluster.end_job();
+    let job = namespace();
+    rotate(&mut cluster, 0, &job);
+    cluster.run_for(3_800_000);
+    for node in [11, 10, 9, 8, 7, 6, 5, 4, 0] {
+        let reply = asks_for_run(&mut cluster, node, &job, NEW);
+        assert!(
+            matches!(reply, Reply::RunOpened { .. }),
+            "n{node}: {reply:?}"
+        );
+    }
+}
+
+/// Asked for by the newest token, or by a stranger, at a node whose links come back meanwhile.
+#[test]
+fn a_run_that_is_asked_for_before_links_are_back_is_its_owners() {
+    for token in [NEW, OTHER] {
+        let (mut cluster, job, _) = changed_behind_the_back();
+        let conn = cluster.fresh_conn();
+        cluster.ask(1, conn, hello_by(job.clone(), token, Role::Reader));
+        let id = cluster.send(1, conn, Request::OpenRun { timeout_ms: 30_000 });
+        cluster.run_for(1_000);
+        assert!(cluster.answer(id).is_none(), "{:?}", cluster.answer(id));
+        joined_again(&mut cluster);
+        cluster.run_until_answered(&[id]);
+        let reply = cluster.answer(id).expect("an answer");
+        let is_right = match reply {
+            Reply::RunOpened { .. } => token == NEW,
+            other => token != NEW && code(other) == Some(RefusalCode::WrongToken),
+        };
+        assert!(is_right, "{reply:?}");
+        cluster.disconnect(1, conn);
+        cluster.run_for(30_000);
+        let reply = asks_for_run(&mut cluster, 1, &job, NEW);
+        assert!(matches!(reply, Reply::RunOpened { .. }), "{reply:?}");
+    }
+}
+
+#[test]
+fn a_run_that_is_given_up_at_once_claims_no_name() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    let job = Namespace::new("fresh").unwrap();
+    let conn = cluster.fresh_conn();
+    cluster.ask(1, conn, hello_by(job.clone(), OTHER, Role::Reader));
+    let reply = cluster.ask(1, conn, Request::OpenRun { timeout_ms: 0 });
+    assert_eq!(code(&reply), Some(RefusalCode::TimedOut));
+    cluster.disconnect(1, conn);
+    cluster.run_for(5_000);
+    for node in [1, 2, 0] {
+        let reply = asks_for_run(&mut cluster, node, &job, TOKEN);
+        assert!(
+            matches!(reply, Reply::RunOpened { .. }),
+            "n{node}: {reply:?}"
+        );
+    }
+}

@@ -241,8 +241,15 @@ impl Context {
         is_one
     }
 
+    /// A peer asks for what is known of the runs of a job. That its token was changed comes before the answer, and whose the job is before
+    /// that: a peer that has forgotten the job would let a trainer in by the token that was let go.
     pub(crate) fn fence_asked(&mut self, from: &NodeName, query: u64, namespace: &Namespace) {
         let fence = self.fence_record(namespace);
+        let changes = self.what_to_tell(namespace);
+        if let Some(fence) = fence.clone().filter(|_| !changes.is_empty()) {
+            self.send(from, PeerMessage::Fences(vec![fence]));
+            changes.into_iter().for_each(|told| self.send(from, told));
+        }
         self.send(from, PeerMessage::RunAnswer { query, fence });
     }
 }

@@ -1,5 +1,6 @@
 //! Policy of the verb *place*: which run of a namespace is the newest, and healing.
 
+mod ask_first;
 mod drain;
 mod drains;
 mod fence;

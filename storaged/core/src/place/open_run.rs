@@ -11,6 +11,7 @@ use storaged_wire::local::Reply;
 use storaged_wire::peer::{NamedRun, PeerMessage, PromiseOutcome};
 use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId};
 
+use super::ask_first::Asking;
 use super::fence::wrong_token;
 use super::run_registry::{Registering, unregistered};
 use crate::api::{
@@ -27,7 +28,7 @@ use crate::place::Runs;
 pub(crate) struct RunProposal {
     pub id: RequestId,
     pub namespace: Namespace,
-    owner: Owner,
+    pub(super) owner: Owner,
     run: RunId,
     /// The highest number that anybody has told of.
     above: u64,
@@ -57,6 +58,8 @@ enum TierClaim {
 
 #[derive(Debug, Clone)]
 pub(super) enum Phase {
+    /// For peers that may know the job.
+    Asking(Asking),
     /// For the tier's number, or for this proposer's turn.
     Waiting { until: Now },
     Promising {
@@ -79,6 +82,13 @@ impl RunProposal {
         self.run
     }
 
+    /// Above all numbers that are known now.
+    pub(super) fn set_above(&mut self, highest: u64) -> Result<(), Refusal> {
+        self.above = self.above.max(highest);
+        self.run = above_all(&self.namespace, self.above, self.run.identity())?;
+        Ok(())
+    }
+
     fn named(&self) -> NamedRun {
         NamedRun {
             namespace: self.namespace.clone(),
@@ -90,6 +100,7 @@ impl RunProposal {
     /// When it goes on without having heard anything.
     pub fn wakes(&self, now: Now) -> Now {
         let phase = match &self.phase {
+            Phase::Asking(asking) => asking.wakes(now),
             Phase::Waiting { until } | Phase::Raising { until, .. } => *until,
             Phase::Promising { since, .. } => since.plus(limits::PROMISE_MAX_MS),
             Phase::Registering(registering) => registering.wakes(),
@@ -104,7 +115,10 @@ impl RunProposal {
     fn promises(&self) -> usize {
         match &self.phase {
             Phase::Promising { promised, .. } => promised.len(),
-            Phase::Waiting { .. } | Phase::Registering(_) | Phase::Raising { .. } => 0,
+            Phase::Asking(_)
+            | Phase::Waiting { .. }
+            | Phase::Registering(_)
+            | Phase::Raising { .. } => 0,
         }
     }
 }
@@ -136,11 +150,23 @@ impl Runs {
             deadline: cx.answer_by(timeout_ms),
         };
         self.proposals.insert(query, proposal);
-        if cx.setup.durable != DurablePolicy::Absent {
-            self.claim(query, cx);
+        if attached.early.is_some() && !planted!("runs_of_unknown_jobs_are_not_asked_for") {
+            self.ask_first(query, cx);
+        } else {
+            self.begin_proposal(query, cx);
         }
         self.advance_proposal(query, cx);
         Ok(())
+    }
+
+    /// Where there is a durable tier, it gives the number.
+    pub(super) fn begin_proposal(&mut self, query: QueryId, cx: &mut Context) {
+        if cx.setup.durable != DurablePolicy::Absent {
+            return self.claim(query, cx);
+        }
+        if let Some(proposal) = self.proposals.get_mut(&query) {
+            proposal.phase = Phase::Waiting { until: cx.now };
+        }
     }
 
     /// A job that is new here is remembered, and told to all nodes, whether it ever saves or not: no tenant fills their tables with names.
@@ -228,6 +254,7 @@ impl Runs {
     }
 
     fn advance_proposal(&mut self, query: QueryId, cx: &mut Context) {
+        self.judge_asking(query, cx);
         let now = cx.now;
         let Some(proposal) = self.proposals.get_mut(&query) else {
             return;
@@ -372,12 +399,10 @@ impl Runs {
         let Some(proposal) = self.proposals.get_mut(&query) else {
             return;
         };
-        proposal.above = proposal.above.max(highest);
         proposal.attempts = proposal.attempts.saturating_add(1);
         let identity = proposal.run.identity();
-        match above_all(&proposal.namespace, proposal.above, identity) {
-            Err(refusal) => return self.refuse_run(query, refusal, cx),
-            Ok(run) => proposal.run = run,
+        if let Err(refusal) = proposal.set_above(highest) {
+            return self.refuse_run(query, refusal, cx);
         }
         if matches!(proposal.tier, TierClaim::Claimed) {
             return self.claim(query, cx);
@@ -465,7 +490,7 @@ impl Runs {
         }
     }
 
-    fn refuse_run(&mut self, query: QueryId, refusal: Refusal, cx: &mut Context) {
+    pub(super) fn refuse_run(&mut self, query: QueryId, refusal: Refusal, cx: &mut Context) {
         if let Some(proposal) = self.proposals.remove(&query) {
             cx.reply(proposal.id, Reply::Refused(refusal));
         }
@@ -481,6 +506,7 @@ impl Runs {
                 asked.clone_from(promised);
             }
         }
+        self.ask_silent(cx);
         self.advance_proposals(cx);
         cx.record_runs();
     }

@@ -110,7 +110,8 @@ impl Runs {
         }
     }
 
-    pub(crate) fn hellos_forget_peer(&mut self, node: &NodeName) {
+    pub(crate) fn forget_peer(&mut self, node: &NodeName) {
+        self.asking_forgets(node);
         for waiting in self.hellos.values_mut() {
             waiting.waiting_for.remove(node);
         }
@@ -134,6 +135,7 @@ impl Runs {
             waiting.waiting_for.remove(from);
         }
         cx.greeting_told(from, query);
+        self.asking_told(from, query, cx);
         self.advance_hellos(cx);
     }
 

@@ -71,7 +71,7 @@ impl Context {
 
     /// Who said hello while nobody had opened the job was asked for no other token than its own: it may be no owner, or have said the
     /// newest token when the record of its change could not be read.
-    pub(super) fn check_asker(&mut self, conn: ConnId) -> Result<(), Refusal> {
+    pub(crate) fn check_asker(&mut self, conn: ConnId) -> Result<(), Refusal> {
         let Some(attached) = self.conns.get(&conn) else {
             return Ok(());
         };
@@ -331,7 +331,7 @@ impl Context {
         }
     }
 
-    fn what_to_tell(&self, namespace: &Namespace) -> Vec<PeerMessage> {
+    pub(crate) fn what_to_tell(&self, namespace: &Namespace) -> Vec<PeerMessage> {
         let all = self.successions.to_tell(namespace).into_iter();
         let all = all.filter(|(source, _)| {
             *source == RecordSource::Own || !planted!("told_changes_stay_untold")

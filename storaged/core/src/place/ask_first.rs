@@ -1,0 +1,135 @@
+//! A run of a job that this node does not know, or has forgotten. Peers are asked before anything is promised: they tell whose the job is
+//! and by which token it is opened since. Promised in the name of the newest token itself, the job would be another one's here for good.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use storaged_wire::NodeName;
+use storaged_wire::peer::PeerMessage;
+
+use super::open_run::Phase;
+use crate::api::{DurablePolicy, Now, QueryId, RunAuthority};
+use crate::context::Context;
+use crate::limits;
+use crate::place::Runs;
+
+/// Whom a proposal has asked, and when first.
+#[derive(Debug, Clone)]
+pub(super) struct Asking {
+    begun: Now,
+    asked: BTreeMap<NodeName, Now>,
+    answered: BTreeSet<NodeName>,
+}
+
+impl Asking {
+    fn waits(&self) -> impl Iterator<Item = Now> {
+        let silent = self.asked.iter();
+        let silent = silent.filter(|(node, _)| !self.answered.contains(*node));
+        let since = silent.map(|(_, asked)| *asked).chain([self.begun]);
+        since.map(|since| since.plus(limits::CHANGE_WAIT_MS))
+    }
+
+    /// When it goes on without having heard anything.
+    pub fn wakes(&self, now: Now) -> Now {
+        self.waits().filter(|at| *at > now).min().unwrap_or(now)
+    }
+
+    /// Whether whoever is up has said what it knows, or has had time to. A node that is linked to few does not promise in a name that the
+    /// others may know: without them the run would not be opened, unless the tier or the registry gives it.
+    fn is_over(&self, cx: &Context) -> bool {
+        let have_answered = self.wakes(cx.now) == cx.now
+            || cx.peers.keys().all(|peer| self.answered.contains(peer));
+        let is_given = cx.setup.durable != DurablePolicy::Absent
+            || cx.setup.run_authority == RunAuthority::Registry;
+        let enough_up = cx.peers.len() + 1 >= cx.majority();
+        let is_late = self.begun.plus(limits::CHANGE_WAIT_MS) <= cx.now;
+        cx.settled() && have_answered && (enough_up || is_late && is_given)
+    }
+
+    /// Peers to ask now.
+    fn asks(&mut self, peers: impl Iterator<Item = NodeName>, now: Now) -> Vec<NodeName> {
+        let new: Vec<NodeName> = peers.filter(|it| !self.asked.contains_key(it)).collect();
+        self.asked.extend(new.iter().map(|it| (it.clone(), now)));
+        new
+    }
+
+    /// Peers that are silent: the first question may have come before their end of the link was up.
+    fn silent(&self) -> Vec<NodeName> {
+        let asked = self.asked.keys();
+        asked
+            .filter(|it| !self.answered.contains(*it))
+            .cloned()
+            .collect()
+    }
+}
+
+impl Runs {
+    pub(super) fn ask_first(&mut self, query: QueryId, cx: &Context) {
+        if let Some(proposal) = self.proposals.get_mut(&query) {
+            proposal.phase = Phase::Asking(Asking {
+                begun: cx.now,
+                asked: BTreeMap::new(),
+                answered: BTreeSet::new(),
+            });
+        }
+    }
+
+    /// Asks whoever is up, and goes on once all have answered.
+    pub(super) fn judge_asking(&mut self, query: QueryId, cx: &mut Context) {
+        let Some(proposal) = self.proposals.get_mut(&query) else {
+            return;
+        };
+        let Phase::Asking(asking) = &mut proposal.phase else {
+            return;
+        };
+        let asked = asking.asks(cx.peers.keys().cloned(), cx.now);
+        for peer in asked {
+            let (query, namespace) = (query.0, proposal.namespace.clone());
+            cx.send(&peer, PeerMessage::RunQuery { query, namespace });
+        }
+        if !asking.is_over(cx) {
+            return;
+        }
+        let conn = proposal.id.conn;
+        let outcome = cx.check_asker(conn).and_then(|()| {
+            cx.check_token_current(conn)?;
+            proposal.owner = cx.attached(proposal.id)?.owner;
+            proposal.set_above(cx.highest_number(&proposal.namespace))
+        });
+        match outcome {
+            Ok(()) => self.begin_proposal(query, cx),
+            Err(refusal) => self.refuse_run(query, refusal, cx),
+        }
+    }
+
+    /// Asks again who has not answered.
+    pub(super) fn ask_silent(&self, cx: &mut Context) {
+        for (query, proposal) in &self.proposals {
+            let Phase::Asking(asking) = &proposal.phase else {
+                continue;
+            };
+            for peer in asking.silent() {
+                let (query, namespace) = (query.0, proposal.namespace.clone());
+                cx.send(&peer, PeerMessage::RunQuery { query, namespace });
+            }
+        }
+    }
+
+    /// A peer has answered; what it knows it has told before.
+    pub(super) fn asking_told(&mut self, from: &NodeName, query: QueryId, cx: &mut Context) {
+        let asking = self.proposals.get_mut(&query).map(|it| &mut it.phase);
+        if let Some(Phase::Asking(asking)) = asking {
+            asking.answered.insert(from.clone());
+            self.advance_proposals(cx);
+        }
+    }
+
+    /// A peer is gone, and is asked again when it comes back.
+    pub(super) fn asking_forgets(&mut self, node: &NodeName) {
+        for proposal in self.proposals.values_mut() {
+            if let Phase::Asking(asking) = &mut proposal.phase {
+                asking.asked.remove(node);
+                asking.answered.remove(node);
+            }
+        }
+    }
+}
