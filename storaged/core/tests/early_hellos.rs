@@ -485,17 +485,22 @@ fn trainers_come_back_where_the_tier_is_slow() {
     assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
 }
 
-/// Peers that know the job say of the change when they are asked for its run, and not only when a link comes up.
-#[test]
-fn a_retired_token_gets_into_no_run_where_the_job_was_forgotten() {
+/// A job whose token was changed, and that nodes which hold nothing of it have forgotten: it was idle for an hour.
+fn forgotten_where_nothing_is_held() -> (Cluster, Namespace, RunId) {
     let mut cluster = Cluster::start_of(12, 4, 2, 10);
     cluster.save_as(DurableWish::Never);
     cluster.run_for(20_000);
     cluster.end_job();
     let (job, run) = (namespace(), cluster.run());
     rotate(&mut cluster, 0, &job);
-    // Nodes that hold nothing of an idle job forget it within an hour.
     cluster.run_for(3_800_000);
+    (cluster, job, run)
+}
+
+/// Peers that know the job say of the change when they are asked for its run, and not only when a link comes up.
+#[test]
+fn a_retired_token_gets_into_no_run_where_the_job_was_forgotten() {
+    let (mut cluster, job, run) = forgotten_where_nothing_is_held();
     let mut trainer_comes = |node, token| {
         let conn = cluster.fresh_conn();
         let reply = cluster.ask(node, conn, hello_by(job.clone(), token, trainer_of(run, 4)));
@@ -526,13 +531,7 @@ fn asks_for_run(cluster: &mut Cluster, node: usize, job: &Namespace, token: &[u8
 /// Promised in the name of who asks, the job would be another one's at that node from then on.
 #[test]
 fn the_newest_token_opens_runs_where_the_job_was_forgotten() {
-    let mut cluster = Cluster::start_of(12, 4, 2, 10);
-    cluster.save_as(DurableWish::Never);
-    cluster.run_for(20_000);
-    cluster.end_job();
-    let job = namespace();
-    rotate(&mut cluster, 0, &job);
-    cluster.run_for(3_800_000);
+    let (mut cluster, job, _) = forgotten_where_nothing_is_held();
     for node in [11, 10, 9, 8, 7, 6, 5, 4, 0] {
         let reply = asks_for_run(&mut cluster, node, &job, NEW);
         assert!(
