@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use storaged_wire::NodeName;
 use storaged_wire::peer::PeerMessage;
+use storaged_wire::{Namespace, NodeName};
 
 use super::open_run::Phase;
 use crate::api::{DurablePolicy, Now, QueryId, RunAuthority};
@@ -82,10 +82,7 @@ impl Runs {
             return;
         };
         let asked = asking.asks(cx.peers.keys().cloned(), cx.now);
-        for peer in asked {
-            let (query, namespace) = (query.0, proposal.namespace.clone());
-            cx.send(&peer, PeerMessage::RunQuery { query, namespace });
-        }
+        send_query(&asked, query, &proposal.namespace, cx);
         if !asking.is_over(cx) {
             return;
         }
@@ -104,12 +101,8 @@ impl Runs {
     /// Asks again who has not answered.
     pub(super) fn ask_silent(&self, cx: &mut Context) {
         for (query, proposal) in &self.proposals {
-            let Phase::Asking(asking) = &proposal.phase else {
-                continue;
-            };
-            for peer in asking.silent() {
-                let (query, namespace) = (query.0, proposal.namespace.clone());
-                cx.send(&peer, PeerMessage::RunQuery { query, namespace });
+            if let Phase::Asking(asking) = &proposal.phase {
+                send_query(&asking.silent(), *query, &proposal.namespace, cx);
             }
         }
     }
@@ -131,5 +124,12 @@ impl Runs {
                 asking.answered.remove(node);
             }
         }
+    }
+}
+
+fn send_query(peers: &[NodeName], query: QueryId, namespace: &Namespace, cx: &mut Context) {
+    for peer in peers {
+        let (query, namespace) = (query.0, namespace.clone());
+        cx.send(peer, PeerMessage::RunQuery { query, namespace });
     }
 }
