@@ -264,6 +264,7 @@ mod tests {
                 step,
                 pinned: true,
                 changes: 1,
+                doubt: None,
             }]),
         }
     }

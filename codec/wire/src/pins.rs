@@ -20,6 +20,18 @@ pub struct Pin {
     /// Rises with every change: of what two nodes say, the higher one counts.
     #[n(3)]
     pub changes: u32,
+    /// Why nobody may count on it yet; none of what a node tells that does not know of doubts.
+    #[n(4)]
+    pub doubt: Option<PinDoubt>,
+}
+
+/// What a pin still waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[cbor(index_only)]
+pub enum PinDoubt {
+    /// The node that was asked for it has not heard yet from enough others, and may take it back.
+    #[n(0)]
+    Undecided,
 }
 
 /// Pins of a namespace.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use storaged_wire::local::Keep;
 use storaged_wire::peer::{CheckpointKey, HighMark};
-use storaged_wire::pins::Pin;
+use storaged_wire::pins::{Pin, PinDoubt};
 use storaged_wire::{Digest, Namespace, NodeName};
 
 use crate::api::Now;
@@ -19,6 +19,7 @@ pub(crate) struct Pins(BTreeMap<HighMark, PinWord>);
 struct PinWord {
     pinned: bool,
     changes: u32,
+    doubt: Option<PinDoubt>,
     /// How often other nodes were asked for the step, of which nothing is here.
     asked: u32,
     asked_at: Now,
@@ -34,29 +35,35 @@ impl Pins {
             step: at.step,
             pinned: keep == Keep::Pin,
             changes,
+            doubt: (keep == Keep::Pin).then_some(PinDoubt::Undecided),
         }
     }
 
     /// Whether a peer, or an earlier daemon, tells of something later than what is known. One huge number said once would leave none
     /// for the changes that follow.
     pub fn is_news(&self, told: &Pin) -> bool {
-        let known = self.0.get(&mark_of(told));
-        let (changes, pinned) = known.map_or((0, false), |it| (it.changes, it.pinned));
-        let most = changes.saturating_add(limits::PIN_CHANGES_MISSED_MAX);
-        let is_later = (told.changes, !told.pinned) > (changes, !pinned);
+        let known = self.of(mark_of(told));
+        let most = known.map_or(0, |it| it.changes);
+        let most = most.saturating_add(limits::PIN_CHANGES_MISSED_MAX);
+        let is_later = known.map_or(told.changes > 0, |known| age(told) > age(&known));
         is_later && told.changes <= most
     }
 
     /// Whether a change that a peer has not heard of is known.
     pub fn is_later_than(&self, told: &Pin) -> bool {
-        let known = self.0.get(&mark_of(told));
-        known.is_some_and(|it| (it.changes, !it.pinned) > (told.changes, !told.pinned))
+        self.of(mark_of(told))
+            .is_some_and(|known| age(&known) > age(told))
     }
 
     /// Whether a step has not been changed since.
     pub fn is_last(&self, change: &Pin) -> bool {
-        let known = self.0.get(&mark_of(change));
+        let known = self.of(mark_of(change));
         known.is_some_and(|it| (it.changes, it.pinned) == (change.changes, change.pinned))
+    }
+
+    /// What was said last of a step.
+    pub fn of(&self, at: HighMark) -> Option<Pin> {
+        self.0.get(&at).map(|word| word.to_wire(at))
     }
 
     /// Takes what is told. Of two that were changed equally often, nothing stays.
@@ -108,6 +115,12 @@ impl Pins {
         self.0.get(&at).is_some_and(|word| word.pinned)
     }
 
+    /// Whether nobody takes the pin of a step back any more but by unpinning it.
+    pub fn has_decided(&self, at: HighMark) -> bool {
+        let word = self.0.get(&at);
+        word.is_some_and(|word| word.pinned && word.doubt.is_none())
+    }
+
     /// The steps that are pinned.
     pub fn pinned(&self) -> impl DoubleEndedIterator<Item = HighMark> + '_ {
         let pinned = self.0.iter().filter(|(_, word)| word.pinned);
@@ -126,6 +139,7 @@ impl PinWord {
         Self {
             pinned: told.pinned,
             changes: told.changes,
+            doubt: told.doubt,
             asked: 0,
             asked_at: Now::default(),
         }
@@ -137,8 +151,15 @@ impl PinWord {
             step: at.step,
             pinned: self.pinned,
             changes: self.changes,
+            doubt: self.doubt,
         }
     }
+}
+
+/// Orders what is said of one step: what was changed more often is later, of two that were changed equally often the one that holds nothing,
+/// and a pin that has been decided is later than the same one before that.
+fn age(pin: &Pin) -> impl Ord {
+    (pin.changes, !pin.pinned, pin.doubt.is_none())
 }
 
 /// Manifests of pinned steps of which nodes have told that have parts of them and decide nothing of them.

@@ -2,6 +2,8 @@
 //! was room for when they were pinned.
 
 mod cluster;
+#[path = "pins/decided.rs"]
+mod decided;
 mod testkit;
 
 use cluster::{Cluster, Room};
@@ -356,6 +358,7 @@ fn a_step_that_is_not_protected_is_not_pinned_by_the_word_of_a_peer() {
             step: Step::new(2),
             pinned: true,
             changes: 1,
+            doubt: None,
         }],
     };
     let from = name(4);

@@ -4,7 +4,7 @@ use storaged_wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter};
 use storaged_wire::failed::{FailedRestart, FailureReport, NamespaceFailures};
 use storaged_wire::local::{Reply, Request};
 use storaged_wire::peer::PeerMessage;
-use storaged_wire::pins::{NamespacePins, Pin, PinAnswer};
+use storaged_wire::pins::{NamespacePins, Pin, PinAnswer, PinDoubt};
 use storaged_wire::verdict::{
     ExpectedTime, HeldBasis, RateSource, Reason, ReasonCode, RestartVerdict, Returning, Stretch,
     Verdict, WaitingGain,
@@ -54,6 +54,7 @@ pub fn messages() -> Vec<PeerMessage> {
         step: Step::new(5),
         pinned: true,
         changes: 2,
+        doubt: Some(PinDoubt::Undecided),
     };
     let of = NamespacePins {
         namespace: namespace(),

@@ -20,6 +20,15 @@ use crate::context::Context;
 use crate::limits;
 use crate::pins::{key_at, mark_of};
 
+/// What comes of an order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// A step is pinned, or let go.
+    Change,
+    /// Another node was asked for the pin and has not decided yet: this one sees for itself, and takes back nothing.
+    Confirm,
+}
+
 /// A pin that all nodes are being told of.
 #[derive(Debug)]
 struct PinOrder {
@@ -28,6 +37,7 @@ struct PinOrder {
     key: CheckpointKey,
     owner: Owner,
     pin: Pin,
+    purpose: Purpose,
     curation: Curation,
     deadline: Now,
     asked: BTreeSet<NodeName>,
@@ -121,18 +131,22 @@ impl PinOrders {
         let key = key_at(namespace, at);
         if keep == Keep::Pin && cx.is_pinned(&key) {
             let deciding = self.deciding(&key, cx);
-            return match deciding.filter(|_| !planted!("pins_granted_before_they_are")) {
-                // Told that it is pinned, whoever asks would count on what may be taken back in a moment.
-                Some(order) => {
-                    order.askers.push(id);
-                    Ok(())
-                }
-                // Asked for again, which may be because it has become durable: whatever nodes say now, it stays as it is in RAM.
-                None => cx.tell_tier(id, curation, Ok(())),
+            let is_granted = match &deciding {
+                Some(_) => planted!("pins_granted_before_they_are"),
+                None => cx.is_pin_decided(&key) || planted!("pins_of_others_taken_for_decided"),
             };
+            // Asked for again, which may be because it has become durable: whatever nodes say now, it stays as it is in RAM.
+            if is_granted {
+                return cx.tell_tier(id, curation, Ok(()));
+            }
+            // Told that it is pinned, whoever asks would count on what may be taken back in a moment.
+            if let Some(order) = deciding {
+                order.askers.push(id);
+                return Ok(());
+            }
         }
-        let pin = match cx.pin_here(&key, owner, keep) {
-            Ok(pin) => pin,
+        let (pin, purpose) = match cx.pin_for(&key, owner, keep) {
+            Ok(ordered) => ordered,
             Err(refusal) => return cx.tell_tier(id, curation, Err(refusal)),
         };
         let order = PinOrder {
@@ -140,6 +154,7 @@ impl PinOrders {
             key,
             owner,
             pin,
+            purpose,
             curation,
             deadline: cx.now.plus(limits::PIN_WAIT_MS),
             asked: cx.peers.keys().cloned().collect(),
@@ -205,6 +220,12 @@ impl Context {
         table.is_some_and(|table| table.pins.has(key.mark()))
     }
 
+    /// Whether it is pinned for good: nobody takes it back but by unpinning it.
+    fn is_pin_decided(&self, key: &CheckpointKey) -> bool {
+        let table = self.namespaces.get(&key.namespace);
+        table.is_some_and(|table| table.pins.has_decided(key.mark()))
+    }
+
     /// The pinned steps of a job, also those of which nothing is here: other nodes keep them.
     fn pinned_marks(&self, namespace: &Namespace) -> Vec<HighMark> {
         let table = self.namespaces.get(namespace);
@@ -263,6 +284,21 @@ impl Context {
         Err(Refusal::new(RefusalCode::NoCheckpoint, text))
     }
 
+    /// What others are to be asked for.
+    fn pin_for(
+        &mut self,
+        key: &CheckpointKey,
+        owner: Owner,
+        keep: Keep,
+    ) -> Result<(Pin, Purpose), Refusal> {
+        let table = self.namespaces.get(&key.namespace);
+        let known = table.and_then(|table| table.pins.of(key.mark()));
+        match known.filter(|known| known.pinned && keep == Keep::Pin) {
+            Some(undecided) => Ok((undecided, Purpose::Confirm)),
+            None => Ok((self.pin_here(key, owner, keep)?, Purpose::Change)),
+        }
+    }
+
     /// This node goes by a pin, or by its end, from now on; what others are to be told.
     fn pin_here(&mut self, key: &CheckpointKey, owner: Owner, keep: Keep) -> Result<Pin, Refusal> {
         let before = self.pinned_here(&key.namespace);
@@ -316,12 +352,12 @@ impl Context {
             .pins
             .is_news(pin)
         {
-            if pin.pinned && self.is_yet_to_come(key) {
+            // What is pinned already has its room, whatever else is said of it.
+            let is_new = pin.pinned && !self.is_pinned(key);
+            if is_new && self.is_yet_to_come(key) {
                 return PinAnswer::NotHere;
             }
-            if pin.pinned
-                && let Some(reason) = self.lack_of_room_beside(key)
-            {
+            if is_new && let Some(reason) = self.lack_of_room_beside(key) {
                 return PinAnswer::NoRoom(reason);
             }
             let table = self.namespace_table(&key.namespace, owner);
@@ -378,16 +414,31 @@ impl Context {
 
     /// All have been asked.
     fn end_order(&mut self, order: PinOrder) {
-        if order.pin.pinned
-            && let Some(refusal) = self.objection_to_pin(&order)
-        {
-            // What was pinned anew since is another's, who is told that it is.
-            if self.goes_by(&order) || planted!("pins_taken_back_by_others") {
-                self.take_back(&order);
-            }
-            return self.end_asked(&order, &Err(refusal));
+        let in_ram = if order.pin.pinned {
+            self.decide(&order)
+        } else {
+            Ok(())
+        };
+        self.end_asked(&order, &in_ram);
+    }
+
+    /// Whether a step is pinned, of which all nodes are told.
+    fn decide(&mut self, order: &PinOrder) -> Result<(), Refusal> {
+        // Maybe by somebody else: what was pinned anew since, or was found to hold, does not go with this order.
+        if self.is_pin_decided(&order.key) {
+            return Ok(());
         }
-        self.end_asked(&order, &Ok(()));
+        if let Some(refusal) = self.objection_to_pin(order) {
+            if order.purpose == Purpose::Change {
+                self.take_back(order);
+            }
+            return Err(refusal);
+        }
+        if !self.goes_by(order) {
+            return Err(changed_meanwhile(&order.key));
+        }
+        self.say_decided(order);
+        Ok(())
     }
 
     /// Whether nothing was changed since.
@@ -396,11 +447,41 @@ impl Context {
         table.is_some_and(|table| table.pins.is_last(&order.pin))
     }
 
+    /// The node that was asked first may hear from fewer nodes than this one, and take back what it asked for: a pin that was found to hold is
+    /// one more change, which that does not end.
+    fn say_decided(&mut self, order: &PinOrder) {
+        let changes = match order.purpose {
+            Purpose::Change => order.pin.changes,
+            Purpose::Confirm => order.pin.changes.saturating_add(1),
+        };
+        self.say(
+            order,
+            Pin {
+                changes,
+                doubt: None,
+                ..order.pin
+            },
+        );
+    }
+
+    /// Ends this change, and no later one.
     fn take_back(&mut self, order: &PinOrder) {
-        let undone = self.pin_here(&order.key, order.owner, Keep::Unpin);
-        if let Ok(pin) = undone {
-            self.send_all(&PeerMessage::Pins(None, order.saying(pin)));
-        }
+        let later = u32::from(planted!("pins_taken_back_by_others")) * 9;
+        let changes = order.pin.changes.saturating_add(later);
+        self.say(
+            order,
+            Pin {
+                changes,
+                pinned: false,
+                doubt: None,
+                ..order.pin
+            },
+        );
+    }
+
+    fn say(&mut self, order: &PinOrder, pin: Pin) {
+        self.note_pin(&order.key, order.owner, &pin);
+        self.send_all(&PeerMessage::Pins(None, order.saying(pin)));
     }
 
     fn end_asked(&mut self, order: &PinOrder, in_ram: &Result<(), Refusal>) {
@@ -509,6 +590,16 @@ pub(crate) fn nothing_removed() -> Reply {
         checkpoints: 0,
         objects: 0,
     }
+}
+
+fn changed_meanwhile(key: &CheckpointKey) -> Refusal {
+    let (run, step) = (key.run, key.step);
+    Refusal::new(
+        RefusalCode::Abandoned,
+        format!(
+            "step {step} of run {run} was unpinned while nodes were asked to pin it: `storaged ls` shows what is pinned"
+        ),
+    )
 }
 
 fn no_room_to_pin(key: &CheckpointKey, node: &NodeName, reason: &str) -> Refusal {

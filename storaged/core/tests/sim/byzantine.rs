@@ -12,7 +12,7 @@ use storaged_wire::peer::{
     CheckpointKey, Fence, HighMark, Holding, Lane, NamedRun, NamespaceMark, PeerMessage,
     PromiseOutcome, SealedShard, SessionFault, UnowedCause,
 };
-use storaged_wire::pins::{NamespacePins, Pin};
+use storaged_wire::pins::{NamespacePins, Pin, PinDoubt};
 use storaged_wire::{
     CheckpointState, Enclosed, Enclosure, EnclosuresHeld, Manifest, Namespace, Rank, RunId,
     SessionId, ShardEntry, Step, WorldSize,
@@ -407,6 +407,7 @@ impl World {
             step: key.step,
             pinned: self.random(3) > 0,
             changes,
+            doubt: (self.random(2) == 0).then_some(PinDoubt::Undecided),
         };
         let query = (self.random(2) == 0).then_some(9);
         let of = NamespacePins {
