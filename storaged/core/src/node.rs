@@ -78,6 +78,7 @@ impl Node {
         self.cx.begin(now);
         self.dispatch(input);
         self.let_in_who_waits();
+        self.go_on_with_held();
         while let Some(event) = self.cx.next_event() {
             self.hear(event);
         }
@@ -343,10 +344,18 @@ impl Node {
             } = greeting;
             // A tier that has been silent so far has no new time for the next question.
             let since = found.as_ref().map_or(since, |_| self.cx.now);
-            let admitted = self.cx.hello(&said, &found.unwrap_or_default());
-            let admitted =
-                admitted.map(|unknown| unknown.map(|hello| TrainerHello { tier, ..hello }));
+            let admitted = self.cx.hello(&said, &found.unwrap_or_default(), tier);
             self.admitted(said.id, admitted, since);
+        }
+    }
+
+    /// Requests of who was let in while the durable tier was silent go on once it was asked again.
+    fn go_on_with_held(&mut self) {
+        for held in self.cx.successions.take_held(self.cx.now) {
+            match self.cx.hears_late(&held) {
+                Ok(()) => self.request_of_known(held.id, held.request),
+                Err(refusal) => self.cx.reply(held.id, Reply::Refused(refusal)),
+            }
         }
     }
 
@@ -363,6 +372,13 @@ impl Node {
     }
 
     fn request(&mut self, id: RequestId, request: Request) {
+        if self.cx.lacks_word_for(id.conn, &request) {
+            return self.cx.hold(id, request);
+        }
+        self.request_of_known(id, request);
+    }
+
+    fn request_of_known(&mut self, id: RequestId, request: Request) {
         self.cx.budget.release_request(id.conn);
         if let Err(refusal) = self.cx.check_goes_on(id, &request) {
             return self.cx.reply(id, Reply::Refused(refusal));

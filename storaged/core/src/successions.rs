@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
 use minicbor::bytes::ByteVec;
-use storaged_wire::local::Role;
+use storaged_wire::local::{Request, Role};
 use storaged_wire::succession::RecordSource;
 use storaged_wire::{ConsentKey, Namespace, NodeName, Owner, Rotation, Succession};
 
@@ -27,12 +27,14 @@ pub(crate) struct SaidHello {
 pub(crate) struct EarlyHello {
     pub token: ByteVec,
     pub role: Role,
+    pub tier: WordOfChanges,
 }
 
 impl fmt::Debug for EarlyHello {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EarlyHello")
             .field("role", &self.role)
+            .field("tier", &self.tier)
             .finish_non_exhaustive()
     }
 }
@@ -59,6 +61,30 @@ pub(crate) struct Greeting {
     pub waiting_for: BTreeSet<NodeName>,
 }
 
+/// A request of who said hello while the durable tier was silent: that is asked once more first.
+#[derive(Debug, Clone)]
+pub(crate) struct HeldRequest {
+    pub id: RequestId,
+    pub request: Request,
+    pub since: Now,
+    pub word: LateWord,
+}
+
+/// What the durable tier has to say to one.
+#[derive(Debug, Clone)]
+pub(crate) enum LateWord {
+    Awaited,
+    Found(Vec<Succession>),
+    Failed,
+}
+
+impl HeldRequest {
+    /// Then it goes on without, or is refused.
+    fn until(&self) -> Now {
+        self.since.plus(limits::SUCCESSION_WAIT_MS)
+    }
+}
+
 impl Greeting {
     /// Then it goes on whatever it has heard. A trainer is refused without word of changes, and has all the time of its hello for that.
     pub fn until(&self) -> Now {
@@ -74,6 +100,8 @@ impl Greeting {
 pub(crate) enum SuccessionWait {
     /// By whom a job is opened that this node does not know.
     Hello(Greeting),
+    /// The same, with a request of who was let in without having heard that.
+    Request(Box<HeldRequest>),
     /// What must be known to change a token.
     Standing(RequestId),
     /// To take the change of one.
@@ -86,6 +114,7 @@ impl SuccessionWait {
     fn asker(&self) -> Option<RequestId> {
         match self {
             Self::Hello(greeting) => Some(greeting.said.id),
+            Self::Request(held) => Some(held.id),
             Self::Standing(id) | Self::Rotation(id, _) => Some(*id),
             Self::Publication(_) => None,
         }
@@ -229,9 +258,26 @@ impl Successions {
         over.collect()
     }
 
+    /// Requests that go on now.
+    pub fn take_held(&mut self, now: Now) -> Vec<HeldRequest> {
+        let over = |errand: &SuccessionWait| match errand {
+            SuccessionWait::Request(held) => {
+                held.until() <= now || !matches!(held.word, LateWord::Awaited)
+            }
+            _ => false,
+        };
+        let over = self.errands.extract_if(.., |_, errand| over(errand));
+        let over = over.filter_map(|(_, errand)| match errand {
+            SuccessionWait::Request(held) => Some(*held),
+            _ => None,
+        });
+        over.collect()
+    }
+
     pub fn deadlines(&self) -> impl Iterator<Item = Now> {
         self.errands.values().filter_map(|errand| match errand {
             SuccessionWait::Hello(greeting) => Some(greeting.until()),
+            SuccessionWait::Request(held) => Some(held.until()),
             _ => None,
         })
     }

@@ -584,3 +584,40 @@ fn a_run_that_is_given_up_at_once_claims_no_name() {
         );
     }
 }
+
+/// The tier failed when they said hello, and answers now.
+#[test]
+fn who_came_while_the_tier_was_away_is_asked_for_the_token_again_with_the_next_request() {
+    let (mut cluster, job, _) = known_to_a_tier_that_hangs();
+    let [new, old] = [NEW, TOKEN].map(|token| {
+        let conn = cluster.fresh_conn();
+        let reply = cluster.ask(0, conn, hello_by(job.clone(), token, Role::Reader));
+        assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
+        conn
+    });
+    cluster.scene.tier.as_mut().unwrap().listing = Listing::After(20);
+    let planned = cluster.ask(0, old, plan_newest(5_000));
+    assert_eq!(code(&planned), Some(RefusalCode::WrongToken), "{planned:?}");
+    let planned = cluster.ask(0, new, plan_newest(5_000));
+    assert!(matches!(planned, Reply::Plan(_)), "{planned:?}");
+    let opened = cluster.ask(0, old, Request::OpenRun { timeout_ms: 10_000 });
+    assert_eq!(code(&opened), Some(RefusalCode::WrongToken), "{opened:?}");
+    let opened = cluster.ask(0, new, Request::OpenRun { timeout_ms: 10_000 });
+    assert!(matches!(opened, Reply::RunOpened { .. }), "{opened:?}");
+}
+
+/// It would be told that there is nothing to restart from, or be shown what a retired token must not see.
+#[test]
+fn who_came_while_the_tier_was_away_reads_nothing_as_long_as_it_is() {
+    for listing in [Listing::FailsAfter(50), Listing::Hangs] {
+        let (mut cluster, job, _) = known_to_a_tier_that_hangs();
+        let conn = cluster.fresh_conn();
+        cluster.ask(0, conn, hello_by(job.clone(), TOKEN, Role::Reader));
+        cluster.scene.tier.as_mut().unwrap().listing = listing;
+        for request in [plan_newest(5_000), Request::Succession] {
+            let reply = cluster.ask(0, conn, request);
+            let code = code(&reply);
+            assert_eq!(code, Some(RefusalCode::DurableUnavailable), "{reply:?}");
+        }
+    }
+}

@@ -220,7 +220,8 @@ impl WaitingHello {
 
 impl Context {
     fn lacks_word_of_changes(&self, hello: &TrainerHello) -> bool {
-        hello.tier == WordOfChanges::Missing && !self.has_heard_of(&hello.namespace)
+        let tier = hello.early.as_ref().map(|early| early.tier);
+        tier == Some(WordOfChanges::Missing) && !self.has_heard_of(&hello.namespace)
     }
 
     fn hello_confirmed(&mut self, waiting: WaitingHello, owner: Owner) {

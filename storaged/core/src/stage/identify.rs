@@ -35,7 +35,7 @@ impl Context {
         let without_tier = self.setup.durable == DurablePolicy::Absent;
         let all_have_told = self.settled();
         if is_known || without_tier && all_have_told {
-            return self.hello(&said, &[]);
+            return self.hello(&said, &[], WordOfChanges::Heard);
         }
         let greeting = Greeting {
             said,

@@ -8,6 +8,7 @@ mod evidence;
 mod hear;
 mod identify;
 mod kept_steps;
+mod late_word;
 mod lifetime;
 mod manifest_key;
 mod notify;
@@ -57,9 +58,8 @@ pub(crate) struct TrainerHello {
     pub namespace: Namespace,
     pub owner: Owner,
     pub said: Option<SaidToken>,
-    /// Of who came before this node had heard of the job, and what the durable tier had said of it by then.
+    /// Of who came before this node had heard of the job.
     pub early: Option<EarlyHello>,
-    pub tier: WordOfChanges,
     pub run: RunId,
     pub rank: Rank,
     pub world_size: WorldSize,
@@ -71,6 +71,7 @@ impl Context {
         &mut self,
         said: &SaidHello,
         found: &[Succession],
+        tier: WordOfChanges,
     ) -> Result<Option<TrainerHello>, Refusal> {
         let SaidHello {
             id,
@@ -96,6 +97,7 @@ impl Context {
         let early = EarlyHello {
             token,
             role: role.clone(),
+            tier,
         };
         let early = is_early.then_some(early);
         let Role::Trainer {
@@ -126,7 +128,6 @@ impl Context {
             owner,
             said,
             early,
-            tier: WordOfChanges::Heard,
             run,
             rank,
             world_size,

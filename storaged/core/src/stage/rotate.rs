@@ -17,7 +17,7 @@ use crate::api::{
 use crate::catalog::Attached;
 use crate::context::Context;
 use crate::place::wrong_token;
-use crate::successions::{SaidToken, SuccessionWait, WordOfChanges};
+use crate::successions::{LateWord, SaidToken, SuccessionWait, WordOfChanges};
 use crate::trickle::durable_unavailable;
 
 /// Whether a trainer may ask for this whose token was changed while it was connected.
@@ -40,7 +40,7 @@ fn only_goes_on(request: &Request) -> bool {
 }
 
 /// Whether it is about the job of who asks, other than giving something back.
-fn is_of_job(request: &Request) -> bool {
+pub(super) fn is_of_job(request: &Request) -> bool {
     !matches!(
         request,
         Request::Hello { .. }
@@ -150,6 +150,11 @@ impl Context {
                 }
                 greeting.found = Some(outcome.map_or(Vec::new(), |it| it.records));
                 let errand = SuccessionWait::Hello(greeting);
+                self.successions.errands.insert(query, errand);
+            }
+            Some(SuccessionWait::Request(mut held)) => {
+                held.word = outcome.map_or(LateWord::Failed, |it| LateWord::Found(it.records));
+                let errand = SuccessionWait::Request(held);
                 self.successions.errands.insert(query, errand);
             }
             Some(SuccessionWait::Standing(id)) => self.standing_found(id, outcome),
