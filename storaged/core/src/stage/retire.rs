@@ -208,7 +208,10 @@ impl Context {
             .manifest
             .as_ref()
             .is_none_or(|manifest| self.stakeholders(manifest).contains(from));
-        if !is_concerned || self.is_called_safe(checkpoint) || !self.may_end(from) {
+        if is_concerned && self.is_called_safe(checkpoint) {
+            return self.has_given_up(from, key);
+        }
+        if !is_concerned || !self.may_end(from) {
             return;
         }
         self.abandon_as_told(key, cut(reason));
@@ -285,8 +288,11 @@ impl Context {
             self.retire(key);
             return;
         }
+        if self.is_called_safe(checkpoint) {
+            return self.has_given_up(from, key);
+        }
         // Where nodes are gone each save gives up a step, and all say so.
-        if self.is_called_safe(checkpoint) || !(self.is_stuck(checkpoint) || self.may_end(from)) {
+        if !(self.is_stuck(checkpoint) || self.may_end(from)) {
             return;
         }
         let committed = |key: &CheckpointKey| {
@@ -304,6 +310,15 @@ impl Context {
             .any(|newer| newer.namespace == key.namespace && committed(newer) && is_real(newer));
         if !committed(key) || is_needless {
             self.abandon_as_told(key, cut(reason));
+        }
+    }
+
+    /// A peer has given up a checkpoint that is safe here, as it has not heard: it has let go what it had. Counted on, that would be shown as safe until
+    /// the peer is asked again.
+    fn has_given_up(&mut self, from: &NodeName, key: &CheckpointKey) {
+        let name = self.checkpoints.get(key).and_then(Checkpoint::name);
+        if let Some(name) = name.filter(|_| !planted!("given_up_is_still_held")) {
+            self.unowed(from, name, UnowedCause::Retired);
         }
     }
 
