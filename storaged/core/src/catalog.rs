@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use storaged_codec::{Fingerprint, digest};
 use storaged_wire::local::{BoardKind, DurableWish};
-use storaged_wire::peer::{CheckpointKey, HighMark, Holding, Lane};
+use storaged_wire::peer::{CheckpointKey, Fence, HighMark, Holding, Lane};
 use storaged_wire::{
     CheckpointState, ChunkSize, Digest, Enclosure, EnclosuresHeld, Generation, ManifestBytes,
     Namespace, NodeName, Owner, Rank, RunId, SlotId, Step, WorldSize,
@@ -448,6 +448,10 @@ pub(crate) struct NamespaceTable {
     pub granted: RunId,
     /// What each peer says of its runs; it counts once enough say so.
     pub words: BTreeMap<NodeName, Word>,
+    /// What peers say who call the job another owner's.
+    pub rivals: BTreeMap<NodeName, Fence>,
+    /// When all were asked whose it is.
+    pub owner_asked: Option<Now>,
     /// The run that the durable tier has not heard of yet.
     pub unrecorded: Option<Unrecorded>,
     /// World sizes said by trainers here, per run.
@@ -480,6 +484,8 @@ impl NamespaceTable {
             promised: RunId::ZERO,
             granted: RunId::ZERO,
             words: BTreeMap::new(),
+            rivals: BTreeMap::new(),
+            owner_asked: None,
             unrecorded: None,
             world_sizes: BTreeMap::new(),
             last_step: BTreeMap::new(),
@@ -506,6 +512,13 @@ pub(crate) struct Attached {
     pub trainer: Option<(RunId, Rank, WorldSize)>,
     /// Slots whose descriptor this connection was given.
     pub slots_passed: BTreeSet<SlotId>,
+}
+
+impl Attached {
+    /// An operator reads all jobs; a run, which ends the trainers of the one before, is opened by the job's token.
+    pub fn opens_runs(&self) -> bool {
+        self.said.is_some() || planted!("operators_open_runs")
+    }
 }
 
 /// A request that waits.

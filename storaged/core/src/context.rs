@@ -250,13 +250,20 @@ impl Context {
         viewer.unwrap_or(Viewer::Tenant(None))
     }
 
-    pub(crate) fn owner_of(&self, namespace: &Namespace) -> Option<Owner> {
+    /// Whose a job is, if only as one peer says.
+    pub(crate) fn told_owner_of(&self, namespace: &Namespace) -> Option<Owner> {
         let table = self.namespaces.get(namespace);
         let claims = |table: &&NamespaceTable| {
             table.claim != Claim::Boards || planted!("boards_claim_names")
         };
-        let table = table.filter(claims);
-        table.map(|table| table.owner)
+        table.filter(claims).map(|table| table.owner)
+    }
+
+    /// Whose a job is. One peer alone may say anything.
+    pub(crate) fn owner_of(&self, namespace: &Namespace) -> Option<Owner> {
+        let owner = self.told_owner_of(namespace)?;
+        let is_hearsay = self.is_hearsay(namespace, &self.namespaces[namespace]);
+        (!is_hearsay).then_some(owner)
     }
 
     /// Bytes of the budget that nothing has reserved.

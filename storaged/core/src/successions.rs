@@ -61,27 +61,41 @@ pub(crate) struct Greeting {
     pub waiting_for: BTreeSet<NodeName>,
 }
 
-/// A request of who said hello while the durable tier was silent: that is asked once more first.
+/// A request about a job that this node does not know: peers are asked first, and the durable tier if it was silent when whoever asks said
+/// hello.
 #[derive(Debug, Clone)]
 pub(crate) struct HeldRequest {
     pub id: RequestId,
     pub request: Request,
+    pub namespace: Namespace,
     pub since: Now,
     pub word: LateWord,
+    pub waiting_for: BTreeSet<NodeName>,
 }
 
 /// What the durable tier has to say to one.
 #[derive(Debug, Clone)]
 pub(crate) enum LateWord {
+    /// It has said it with the hello, or there is none.
+    Unneeded,
     Awaited,
     Found(Vec<Succession>),
     Failed,
 }
 
 impl HeldRequest {
-    /// Then it goes on without, or is refused.
+    /// When it goes on, or is refused, if nobody says anything more.
     fn until(&self) -> Now {
-        self.since.plus(limits::SUCCESSION_WAIT_MS)
+        let wait = match self.word {
+            LateWord::Awaited => limits::SUCCESSION_WAIT_MS,
+            LateWord::Unneeded | LateWord::Found(_) | LateWord::Failed => limits::CHANGE_WAIT_MS,
+        };
+        self.since.plus(wait)
+    }
+
+    fn is_over(&self, now: Now) -> bool {
+        let is_told = self.waiting_for.is_empty() && !matches!(self.word, LateWord::Awaited);
+        is_told || self.until() <= now
     }
 }
 
@@ -111,6 +125,15 @@ pub(crate) enum SuccessionWait {
 }
 
 impl SuccessionWait {
+    /// The job that peers are asked for, and whose answer is awaited.
+    const fn asks_peers(&mut self) -> Option<(&Namespace, &mut BTreeSet<NodeName>)> {
+        match self {
+            Self::Hello(it) => Some((&it.namespace, &mut it.waiting_for)),
+            Self::Request(it) => Some((&it.namespace, &mut it.waiting_for)),
+            Self::Standing(_) | Self::Rotation(..) | Self::Publication(_) => None,
+        }
+    }
+
     fn asker(&self) -> Option<RequestId> {
         match self {
             Self::Hello(greeting) => Some(greeting.said.id),
@@ -179,11 +202,13 @@ impl Successions {
         self.proven.insert(namespace, succession);
     }
 
-    /// A peer says so. Each has one place, and what others say too takes none.
+    /// A peer says so. Each has one place, and what enough others say too takes none: were it kept of one alone, that one could say something
+    /// else in its place.
     pub fn note_told(&mut self, from: &NodeName, succession: Succession) {
         let told = self.told.entry(succession.namespace.clone()).or_default();
-        let is_known = |(teller, it): (&NodeName, &Succession)| teller != from && *it == succession;
-        if !told.iter().any(is_known) {
+        let others = told.iter().filter(|(teller, _)| *teller != from);
+        let same = others.filter(|(_, it)| **it == succession);
+        if same.count() < limits::WORDS_NEEDED {
             told.insert(from.clone(), succession);
         }
     }
@@ -235,11 +260,21 @@ impl Successions {
         self.errands.retain(|_, errand| !is_its(errand));
     }
 
-    /// Hellos that wait.
-    pub fn greetings(&mut self) -> impl Iterator<Item = (QueryId, &mut Greeting)> {
+    /// Hellos and requests that wait for peers too: their jobs, and whose answers they await.
+    pub fn awaiting_peers(
+        &mut self,
+    ) -> impl Iterator<Item = (QueryId, &Namespace, &mut BTreeSet<NodeName>)> {
         let errands = self.errands.iter_mut();
-        errands.filter_map(|(query, errand)| match errand {
-            SuccessionWait::Hello(greeting) => Some((*query, greeting)),
+        errands.filter_map(|(query, errand)| {
+            let (namespace, waiting_for) = errand.asks_peers()?;
+            Some((*query, namespace, waiting_for))
+        })
+    }
+
+    /// Hellos that wait.
+    pub fn greetings(&self) -> impl Iterator<Item = &Greeting> {
+        self.errands.values().filter_map(|errand| match errand {
+            SuccessionWait::Hello(greeting) => Some(greeting),
             _ => None,
         })
     }
@@ -261,9 +296,7 @@ impl Successions {
     /// Requests that go on now.
     pub fn take_held(&mut self, now: Now) -> Vec<HeldRequest> {
         let over = |errand: &SuccessionWait| match errand {
-            SuccessionWait::Request(held) => {
-                held.until() <= now || !matches!(held.word, LateWord::Awaited)
-            }
+            SuccessionWait::Request(held) => held.is_over(now),
             _ => false,
         };
         let over = self.errands.extract_if(.., |_, errand| over(errand));

@@ -5,9 +5,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_wire::peer::PeerMessage;
-use storaged_wire::{Namespace, NodeName};
+use storaged_wire::{Namespace, NodeName, RunId};
 
 use crate::api::{FalseStatement, Note, Now, Severity};
+use crate::catalog::NamespaceTable;
 use crate::context::Context;
 use crate::limits;
 
@@ -139,6 +140,17 @@ impl Context {
             self.is_false(from, FalseStatement::TooMuch);
         }
         may
+    }
+
+    /// Whether a job is somebody's as one peer says of its runs, and in no other way: nothing of it is here or was promised here. A liar that is
+    /// asked for a new job would have it otherwise, at all nodes.
+    pub(crate) fn is_hearsay(&self, job: &Namespace, table: &NamespaceTable) -> bool {
+        let is_told = table.fence == RunId::ZERO && table.granted == RunId::ZERO;
+        let words = table.words.len();
+        is_told
+            && (1..self.words_needed()).contains(&words)
+            && !self.has_checkpoints(job)
+            && !planted!("one_word_claims_a_name")
     }
 
     /// So many peers must say what none of them can prove: two, of which one is sound, unless there is only one.

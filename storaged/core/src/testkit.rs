@@ -86,6 +86,27 @@ pub fn hear_from_all(node: &mut Node, at: u64, message: &PeerMessage) -> Vec<Out
     all
 }
 
+/// What a node does, with all peers that it asks for a job saying at once that they do not know it.
+pub fn unknown_to_peers(node: &mut Node, now: Now, outputs: Vec<Output>) -> Vec<Output> {
+    let mut all = outputs;
+    let asked: Vec<(NodeName, u64)> = all.iter().filter_map(asked_for_job).collect();
+    for (from, query) in asked {
+        let message = PeerMessage::RunAnswer { query, fence: None };
+        all.extend(node.handle(now, Input::Message { from, message }));
+    }
+    all
+}
+
+fn asked_for_job(output: &Output) -> Option<(NodeName, u64)> {
+    match output {
+        Output::Send {
+            to,
+            message: PeerMessage::RunQuery { query, .. },
+        } => Some((to.clone(), *query)),
+        _ => None,
+    }
+}
+
 /// What a node does, with what it has prepared done at once.
 pub fn prepared(node: &mut Node, now: Now, outputs: Vec<Output>) -> Vec<Output> {
     let mut all = Vec::new();

@@ -4,25 +4,12 @@
 mod cluster;
 mod testkit;
 
+use cluster::tokens::{NEW, OTHER, code, is_opened};
 use cluster::{Cluster, Conduct, Listing, Room};
 use storaged_core::{ConnId, Input, Viewer};
 use storaged_wire::local::{BoardKind, DurableWish, Reply, Request, Role};
-use storaged_wire::succession::{SEAL_BYTES, TokenStanding};
-use storaged_wire::{
-    CheckpointState, Namespace, Rank, RefusalCode, Rotation, RunId, Step, WorldSize,
-};
+use storaged_wire::{CheckpointState, Namespace, Rank, RefusalCode, RunId, Step, WorldSize};
 use testkit::{CHUNK_BYTES, TOKEN, acquire_slot, commit_step, hello_by, namespace, plan_newest};
-
-const NEW: &[u8] = b"the token that comes next";
-const OTHER: &[u8] = b"the token of somebody else";
-const SEAL: [u8; SEAL_BYTES] = [3; SEAL_BYTES];
-
-fn code(reply: &Reply) -> Option<RefusalCode> {
-    match reply {
-        Reply::Refused(refusal) => Some(refusal.code),
-        _ => None,
-    }
-}
 
 fn trainer_of(run: RunId, world: u32) -> Role {
     Role::Trainer {
@@ -30,21 +17,6 @@ fn trainer_of(run: RunId, world: u32) -> Role {
         rank: Rank::new(1),
         world_size: WorldSize::new(world).unwrap(),
     }
-}
-
-/// Changes the token of the job that is asked of, at a node.
-fn rotate(cluster: &mut Cluster, node: usize, job: &Namespace) {
-    let conn = cluster.fresh_conn();
-    let reply = cluster.ask(node, conn, hello_by(job.clone(), TOKEN, Role::Reader));
-    assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
-    let standing: TokenStanding = match cluster.ask(node, conn, Request::Succession) {
-        Reply::Succession(standing) => standing,
-        other => panic!("{other:?}"),
-    };
-    let rotation = Rotation::new(&standing, TOKEN, NEW, SEAL).expect("a new token");
-    let reply = cluster.ask(node, conn, Request::Rotate(Box::new(rotation)));
-    assert!(matches!(reply, Reply::Done), "{reply:?}");
-    cluster.run_for(100);
 }
 
 const OTHERS: [usize; 5] = [0, 2, 3, 4, 5];
@@ -79,7 +51,7 @@ fn changed_behind_the_back() -> (Cluster, Namespace, RunId) {
     let Reply::RunOpened { run } = opened else {
         panic!("no run: {opened:?}");
     };
-    rotate(&mut cluster, 0, &job);
+    cluster.rotate(0, &job);
     cluster.run_for(14_000);
     (cluster, job, run)
 }
@@ -222,7 +194,7 @@ fn known_to_a_tier_that_hangs() -> (Cluster, Namespace, RunId) {
     let mut cluster = Cluster::start_with(2, 1, 4, Some(Conduct::default()), Room::default());
     cluster.save_and_wait(DurableWish::Required);
     let job = namespace();
-    rotate(&mut cluster, 0, &job);
+    cluster.rotate(0, &job);
     let run = cluster.run();
     (0..3).for_each(|node| cluster.kill(node));
     (0..3).for_each(|node| cluster.start_after(50, node));
@@ -379,7 +351,7 @@ fn a_retired_token_stays_retired_when_nodes_lose_their_memory_one_after_the_othe
         let mut cluster = Cluster::start_with(2, 1, 4, tier, Room::default());
         cluster.save_and_wait(DurableWish::Never);
         cluster.end_job();
-        rotate(&mut cluster, 0, &namespace());
+        cluster.rotate(0, &namespace());
         for node in 0..3 {
             cluster.kill(node);
             cluster.run_for(5_000);
@@ -405,7 +377,7 @@ fn a_retired_token_gets_into_no_run_that_the_new_one_has_opened() {
     cluster.end_job();
     cut_off(&mut cluster);
     cluster.run_for(6_000);
-    rotate(&mut cluster, 0, &job);
+    cluster.rotate(0, &job);
     let run = open_run(&mut cluster, 0, &job, NEW);
     cluster.run_for(5_000);
     let thief = cluster.fresh_conn();
@@ -485,62 +457,6 @@ fn trainers_come_back_where_the_tier_is_slow() {
     assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
 }
 
-/// A job whose token was changed, and that nodes which hold nothing of it have forgotten: it was idle for an hour.
-fn forgotten_where_nothing_is_held() -> (Cluster, Namespace, RunId) {
-    let mut cluster = Cluster::start_of(12, 4, 2, 10);
-    cluster.save_as(DurableWish::Never);
-    cluster.run_for(20_000);
-    cluster.end_job();
-    let (job, run) = (namespace(), cluster.run());
-    rotate(&mut cluster, 0, &job);
-    cluster.run_for(3_800_000);
-    (cluster, job, run)
-}
-
-/// Peers that know the job say of the change when they are asked for its run, and not only when a link comes up.
-#[test]
-fn a_retired_token_gets_into_no_run_where_the_job_was_forgotten() {
-    let (mut cluster, job, run) = forgotten_where_nothing_is_held();
-    let mut trainer_comes = |node, token| {
-        let conn = cluster.fresh_conn();
-        let reply = cluster.ask(node, conn, hello_by(job.clone(), token, trainer_of(run, 4)));
-        cluster.disconnect(node, conn);
-        reply
-    };
-    for node in [11, 9, 8, 7, 6, 5, 4] {
-        let retired = trainer_comes(node, TOKEN);
-        assert_eq!(
-            code(&retired),
-            Some(RefusalCode::WrongToken),
-            "n{node}: {retired:?}"
-        );
-    }
-    let newest = trainer_comes(10, NEW);
-    assert!(matches!(newest, Reply::Welcome { .. }), "{newest:?}");
-}
-
-fn asks_for_run(cluster: &mut Cluster, node: usize, job: &Namespace, token: &[u8]) -> Reply {
-    let conn = cluster.fresh_conn();
-    let reply = cluster.ask(node, conn, hello_by(job.clone(), token, Role::Reader));
-    assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
-    let reply = cluster.ask(node, conn, Request::OpenRun { timeout_ms: 10_000 });
-    cluster.disconnect(node, conn);
-    reply
-}
-
-/// Promised in the name of who asks, the job would be another one's at that node from then on.
-#[test]
-fn the_newest_token_opens_runs_where_the_job_was_forgotten() {
-    let (mut cluster, job, _) = forgotten_where_nothing_is_held();
-    for node in [11, 10, 9, 8, 7, 6, 5, 4, 0] {
-        let reply = asks_for_run(&mut cluster, node, &job, NEW);
-        assert!(
-            matches!(reply, Reply::RunOpened { .. }),
-            "n{node}: {reply:?}"
-        );
-    }
-}
-
 /// Asked for by the newest token, or by a stranger, at a node whose links come back meanwhile.
 #[test]
 fn a_run_that_is_asked_for_before_links_are_back_is_its_owners() {
@@ -561,7 +477,7 @@ fn a_run_that_is_asked_for_before_links_are_back_is_its_owners() {
         assert!(is_right, "{reply:?}");
         cluster.disconnect(1, conn);
         cluster.run_for(30_000);
-        let reply = asks_for_run(&mut cluster, 1, &job, NEW);
+        let reply = cluster.asks_for_run(1, &job, NEW);
         assert!(matches!(reply, Reply::RunOpened { .. }), "{reply:?}");
     }
 }
@@ -577,7 +493,7 @@ fn a_run_that_is_given_up_at_once_claims_no_name() {
     cluster.disconnect(1, conn);
     cluster.run_for(5_000);
     for node in [1, 2, 0] {
-        let reply = asks_for_run(&mut cluster, node, &job, TOKEN);
+        let reply = cluster.asks_for_run(node, &job, TOKEN);
         assert!(
             matches!(reply, Reply::RunOpened { .. }),
             "n{node}: {reply:?}"
@@ -619,5 +535,29 @@ fn who_came_while_the_tier_was_away_reads_nothing_as_long_as_it_is() {
             let code = code(&reply);
             assert_eq!(code, Some(RefusalCode::DurableUnavailable), "{reply:?}");
         }
+    }
+}
+
+/// Peers are asked in vain, the tier is waited for, and only then the links come back.
+#[test]
+fn the_newest_token_is_no_stranger_where_links_come_back_while_the_tier_is_waited_for() {
+    for listing in [Listing::Hangs, Listing::FailsAfter(50)] {
+        let with_tier = Some(Conduct::default());
+        let mut cluster = Cluster::start_with(4, 2, 10, with_tier, Room::default());
+        cut_off(&mut cluster);
+        cluster.run_for(6_000);
+        let job = Namespace::new("fresh").unwrap();
+        let opened = cluster.asks_for_run(0, &job, TOKEN);
+        assert!(is_opened(&opened), "{opened:?}");
+        cluster.rotate(0, &job);
+        cluster.run_for(14_000);
+        cluster.scene.tier.as_mut().unwrap().listing = listing;
+        let conn = cluster.comes_by(1, &job, NEW);
+        let id = cluster.send(1, conn, Request::OpenRun { timeout_ms: 30_000 });
+        cluster.run_for(1_000);
+        joined_again(&mut cluster);
+        cluster.run_until_answered(&[id]);
+        let reply = cluster.answer(id).expect("an answer");
+        assert!(is_opened(reply), "{listing:?}: {reply:?}");
     }
 }

@@ -3,6 +3,8 @@
 
 #[path = "runs/registry.rs"]
 mod registry;
+#[path = "runs/strangers.rs"]
+mod strangers;
 mod testkit;
 #[path = "runs/world.rs"]
 mod world;

@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_wire::peer::PeerMessage;
-use storaged_wire::{Namespace, NodeName};
+use storaged_wire::{Namespace, NodeName, Refusal};
 
+use super::fence::wrong_token;
 use super::open_run::Phase;
 use crate::api::{DurablePolicy, Now, QueryId, RunAuthority};
 use crate::context::Context;
@@ -20,6 +21,14 @@ pub(super) struct Asking {
     answered: BTreeSet<NodeName>,
 }
 
+/// Whether whoever asks for a run is the owner of the job, as far as anybody has told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WordOfOwner {
+    Agrees,
+    /// One peer says otherwise, at least: who is silent may say so too, and the two count.
+    Differs,
+}
+
 impl Asking {
     fn waits(&self) -> impl Iterator<Item = Now> {
         let silent = self.asked.iter();
@@ -28,26 +37,35 @@ impl Asking {
         since.map(|since| since.plus(limits::CHANGE_WAIT_MS))
     }
 
-    /// When it goes on without having heard anything.
-    pub fn wakes(&self, now: Now) -> Now {
-        self.waits().filter(|at| *at > now).min().unwrap_or(now)
+    /// Then it waits for nobody who is silent: a peer whose link comes and goes would hold it up for good.
+    fn ends(&self) -> Now {
+        self.begun.plus(limits::PROMISE_MAX_MS)
     }
 
-    /// Whether whoever is up has said what it knows, or has had time to. A node that is linked to few does not promise in a name that the
+    /// When it goes on without having heard anything.
+    pub fn wakes(&self, now: Now) -> Now {
+        let later = self.waits().chain([self.ends()]);
+        later.filter(|at| *at > now).min().unwrap_or(now)
+    }
+
+    /// Whether whoever is up has said what it knows, or has had time to. A node that hears from few does not promise in a name that the
     /// others may know: without them the run would not be opened, unless the tier or the registry gives it.
-    fn is_over(&self, cx: &Context) -> bool {
-        let have_answered = self.wakes(cx.now) == cx.now
+    fn is_over(&self, word: WordOfOwner, cx: &Context) -> bool {
+        let have_had_time = self.waits().all(|at| at <= cx.now) && word == WordOfOwner::Agrees;
+        let have_answered = have_had_time
+            || self.ends() <= cx.now
             || cx.peers.keys().all(|peer| self.answered.contains(peer));
         let is_given = cx.setup.durable != DurablePolicy::Absent
             || cx.setup.run_authority == RunAuthority::Registry;
-        let enough_up = cx.peers.len() + 1 >= cx.majority();
+        let enough_told = self.answered.len() + 1 >= cx.majority();
         let is_late = self.begun.plus(limits::CHANGE_WAIT_MS) <= cx.now;
-        cx.settled() && have_answered && (enough_up || is_late && is_given)
+        cx.settled() && have_answered && (enough_told || is_late && is_given)
     }
 
     /// Peers to ask now.
-    fn asks(&mut self, peers: impl Iterator<Item = NodeName>, now: Now) -> Vec<NodeName> {
-        let new: Vec<NodeName> = peers.filter(|it| !self.asked.contains_key(it)).collect();
+    fn asks<'a>(&mut self, peers: impl Iterator<Item = &'a NodeName>, now: Now) -> Vec<NodeName> {
+        let new = peers.filter(|it| !self.asked.contains_key(*it));
+        let new: Vec<NodeName> = new.cloned().collect();
         self.asked.extend(new.iter().map(|it| (it.clone(), now)));
         new
     }
@@ -81,21 +99,42 @@ impl Runs {
         let Phase::Asking(asking) = &mut proposal.phase else {
             return;
         };
-        let asked = asking.asks(cx.peers.keys().cloned(), cx.now);
+        let asked = asking.asks(cx.peers.keys(), cx.now);
         send_query(&asked, query, &proposal.namespace, cx);
-        if !asking.is_over(cx) {
+        let told = cx.told_owner_of(&proposal.namespace);
+        let word = match told.filter(|owner| *owner != proposal.owner) {
+            Some(_) => WordOfOwner::Differs,
+            None => WordOfOwner::Agrees,
+        };
+        if !asking.is_over(word, cx) {
             return;
         }
-        let conn = proposal.id.conn;
-        let outcome = cx.check_asker(conn).and_then(|()| {
-            cx.check_token_current(conn)?;
-            proposal.owner = cx.attached(proposal.id)?.owner;
-            proposal.set_above(cx.highest_number(&proposal.namespace))
-        });
-        match outcome {
+        let outcome = self.identify_again(query, cx);
+        match outcome.and_then(|()| self.goes_above(query, cx)) {
             Ok(()) => self.begin_proposal(query, cx),
             Err(refusal) => self.refuse_run(query, refusal, cx),
         }
+    }
+
+    /// In whose name a run is promised, as is known by now.
+    pub(super) fn identify_again(
+        &mut self,
+        query: QueryId,
+        cx: &mut Context,
+    ) -> Result<(), Refusal> {
+        let Some(proposal) = self.proposals.get_mut(&query) else {
+            return Ok(());
+        };
+        let conn = proposal.id.conn;
+        cx.check_asker(conn)?;
+        cx.check_token_current(conn)?;
+        let attached = cx.attached(proposal.id)?;
+        // It has said hello to another one since, or reads in the owner's name alone.
+        if attached.namespace != proposal.namespace || !attached.opens_runs() {
+            return Err(wrong_token(&proposal.namespace));
+        }
+        proposal.owner = attached.owner;
+        Ok(())
     }
 
     /// Asks again who has not answered.
@@ -112,7 +151,7 @@ impl Runs {
         let asking = self.proposals.get_mut(&query).map(|it| &mut it.phase);
         if let Some(Phase::Asking(asking)) = asking {
             asking.answered.insert(from.clone());
-            self.advance_proposals(cx);
+            self.advance_proposal(query, cx);
         }
     }
 

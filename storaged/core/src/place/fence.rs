@@ -2,13 +2,14 @@
 //! nothing; a *fence* is a run that was opened, and refuses every lower one. Nothing is ordered by a clock.
 //! How a run is opened is in `open_run`; what becomes of a trainer whose run is unknown here in `unknown_run`.
 
-use storaged_wire::peer::{CheckpointKey, Fence, NamedRun, PeerMessage, PromiseOutcome};
-use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId};
+use storaged_wire::peer::{CheckpointKey, Fence, HighMark, NamedRun, PeerMessage, PromiseOutcome};
+use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId, Step};
 
 use crate::api::FalseStatement;
 use crate::catalog::{Claim, NamespaceTable};
 use crate::context::Context;
 use crate::limits;
+use crate::pins::key_at;
 use crate::place::Runs;
 
 /// What a run is to this node.
@@ -103,7 +104,8 @@ impl Context {
         let table = self.namespaces.get(namespace);
         // Told, a table that boards alone have made would be an owner's at whoever asked.
         let is_told = |table: &&NamespaceTable| {
-            table.claim == Claim::Held || planted!("boards_tell_an_owner")
+            let is_held = table.claim == Claim::Held || planted!("boards_tell_an_owner");
+            is_held && !self.is_hearsay(namespace, table)
         };
         let table = table.filter(is_told)?;
         Some(Fence {
@@ -137,6 +139,9 @@ impl Context {
             return;
         }
         let outcome = self.promise(&asked);
+        if outcome == PromiseOutcome::WrongOwner && self.fence_of(&asked.namespace) > RunId::ZERO {
+            self.tell_owner(from, &asked.namespace);
+        }
         let message = PeerMessage::RunPromised {
             query,
             run: asked.run,
@@ -188,17 +193,89 @@ impl Context {
             promised,
         } = fence;
         let checked = self.checks_run(from, run) && self.checks_run(from, promised);
-        if !checked || self.check_owner(&namespace, owner).is_err() {
+        if !checked || !self.may_tell_of(from, &namespace) {
             return;
         }
-        if !self.may_tell_of(from, &namespace) {
-            return;
+        if self
+            .told_owner_of(&namespace)
+            .is_some_and(|known| known != owner)
+        {
+            let fence = Fence {
+                namespace,
+                owner,
+                run,
+                promised,
+            };
+            return self.learn_rival(from, fence);
         }
         let table = self.namespace_table(&namespace, owner);
         let word = table.words.entry(from.clone()).or_default();
         word.fence = word.fence.max(Some(run));
         word.promised = word.promised.max(Some(promised));
         self.judge_runs(&namespace, owner);
+    }
+
+    /// A peer calls a job another owner's than this node does. If enough say so of one that was opened, and what is known here is only that
+    /// somebody wanted to open it, it is that owner's: who asked for a run where the job had been forgotten would keep him out
+    /// for as long as promises are remembered.
+    fn learn_rival(&mut self, from: &NodeName, told: Fence) {
+        let namespace = told.namespace.clone();
+        let owner = told.owner;
+        let is_unopened =
+            self.fence_of(&namespace) == RunId::ZERO && !self.has_checkpoints(&namespace);
+        if !is_unopened || told.run == RunId::ZERO || planted!("promises_claim_names") {
+            return;
+        }
+        let needed = self.words_needed();
+        let Some(table) = self.namespaces.get_mut(&namespace) else {
+            return;
+        };
+        table.rivals.insert(from.clone(), told);
+        table.rivals.retain(|node, _| self.peers.contains_key(node));
+        let words = table.rivals.values();
+        if words.filter(|rival| rival.owner == owner).count() < needed {
+            return self.ask_for_owner(&namespace);
+        }
+        let rivals = std::mem::take(&mut table.rivals);
+        // A number that was promised stays: two runs never have the same one.
+        let promised = table.promised;
+        self.namespaces.remove(&namespace);
+        self.keys.forget_job(&namespace);
+        for (node, fence) in rivals.into_iter().filter(|(_, it)| it.owner == owner) {
+            self.learn_fence(&node, fence);
+        }
+        let table = self.namespace_table(&namespace, owner);
+        table.promised = table.promised.max(promised);
+    }
+
+    /// Asks all peers whose a job is. They say it unasked only when a link comes up. One that says so again and again has them asked now and then.
+    fn ask_for_owner(&mut self, namespace: &Namespace) {
+        let now = self.now;
+        let Some(table) = self.namespaces.get_mut(namespace) else {
+            return;
+        };
+        let asked = table.owner_asked.replace(now);
+        if let Some(before) = asked.filter(|at| now.since(*at) < limits::PROMISE_MAX_MS) {
+            table.owner_asked = Some(before);
+            return;
+        }
+        let (query, namespace) = (self.fresh(), namespace.clone());
+        self.send_all(&PeerMessage::RunQuery { query, namespace });
+    }
+
+    /// Whether anything of a job's checkpoints is known.
+    pub(crate) fn has_checkpoints(&self, namespace: &Namespace) -> bool {
+        let first = key_at(
+            namespace,
+            HighMark {
+                run: RunId::ZERO,
+                step: Step::new(0),
+            },
+        );
+        let mut later = self.checkpoints.range(first..);
+        later
+            .next()
+            .is_some_and(|(key, _)| key.namespace == *namespace)
     }
 
     /// Takes what enough nodes say of the runs of a namespace.
@@ -245,12 +322,20 @@ impl Context {
     /// that: a peer that has forgotten the job would let a trainer in by the token that was let go.
     pub(crate) fn fence_asked(&mut self, from: &NodeName, query: u64, namespace: &Namespace) {
         let fence = self.fence_record(namespace);
-        let changes = self.what_to_tell(namespace);
-        if let Some(fence) = fence.clone().filter(|_| !changes.is_empty()) {
-            self.send(from, PeerMessage::Fences(vec![fence]));
-            changes.into_iter().for_each(|told| self.send(from, told));
+        if fence.is_some() && !self.what_to_tell(namespace).is_empty() {
+            self.tell_owner(from, namespace);
         }
         self.send(from, PeerMessage::RunAnswer { query, fence });
+    }
+
+    /// Whose a job is, and by which token it is opened since.
+    fn tell_owner(&mut self, to: &NodeName, namespace: &Namespace) {
+        let Some(fence) = self.fence_record(namespace) else {
+            return;
+        };
+        self.send(to, PeerMessage::Fences(vec![fence]));
+        let changes = self.what_to_tell(namespace);
+        changes.into_iter().for_each(|told| self.send(to, told));
     }
 }
 

@@ -131,7 +131,11 @@ impl Runs {
         cx: &mut Context,
     ) -> Result<(), Refusal> {
         let attached = cx.attached(id)?.clone();
+        if !attached.opens_runs() {
+            return Err(wrong_token(&attached.namespace));
+        }
         self.has_room_for_job(&attached.namespace, cx)?;
+        let is_unknown = attached.early.is_some() || !cx.has_heard_of(&attached.namespace);
         let query = QueryId(cx.fresh());
         let above = cx.highest_number(&attached.namespace);
         let identity = cx.identity(query);
@@ -150,13 +154,21 @@ impl Runs {
             deadline: cx.answer_by(timeout_ms),
         };
         self.proposals.insert(query, proposal);
-        if attached.early.is_some() && !planted!("runs_of_unknown_jobs_are_not_asked_for") {
+        if is_unknown && !planted!("runs_of_unknown_jobs_are_not_asked_for") {
             self.ask_first(query, cx);
         } else {
             self.begin_proposal(query, cx);
         }
         self.advance_proposal(query, cx);
         Ok(())
+    }
+
+    /// Above what peers have told of meanwhile.
+    pub(super) fn goes_above(&mut self, query: QueryId, cx: &Context) -> Result<(), Refusal> {
+        let Some(proposal) = self.proposals.get_mut(&query) else {
+            return Ok(());
+        };
+        proposal.set_above(cx.highest_number(&proposal.namespace))
     }
 
     /// Where there is a durable tier, it gives the number.
@@ -253,7 +265,7 @@ impl Runs {
         }
     }
 
-    fn advance_proposal(&mut self, query: QueryId, cx: &mut Context) {
+    pub(super) fn advance_proposal(&mut self, query: QueryId, cx: &mut Context) {
         self.judge_asking(query, cx);
         let now = cx.now;
         let Some(proposal) = self.proposals.get_mut(&query) else {
@@ -261,7 +273,10 @@ impl Runs {
         };
         let waited = matches!(proposal.phase, Phase::Waiting { until } if until <= now);
         if waited && !self.needs_the_tier(query, cx) {
-            self.begin_promising(query, cx);
+            match self.identify_again(query, cx) {
+                Ok(()) => self.begin_promising(query, cx),
+                Err(refusal) => self.refuse_run(query, refusal, cx),
+            }
         }
         self.ask_for_promises(query, cx);
         self.judge_promises(query, cx);
@@ -445,8 +460,10 @@ impl Runs {
         let Some(proposal) = self.proposals.get_mut(&query) else {
             return;
         };
-        // While it waited, this node may have heard that the token was changed.
-        if let Err(refusal) = cx.check_token_current(proposal.id.conn) {
+        // While it waited, this node may have heard that the token was changed, or that the job is somebody else's.
+        let is_its = cx.check_token_current(proposal.id.conn);
+        let is_its = is_its.and_then(|()| cx.check_owner(&proposal.namespace, proposal.owner));
+        if let Err(refusal) = is_its {
             return self.refuse_run(query, refusal, cx);
         }
         proposal.phase = Phase::Raising { until, told };

@@ -183,7 +183,7 @@ mod tests {
 
     use super::*;
     use crate::api::{ConnId, Input, Now, Output};
-    use crate::testkit::{hear, job, last_of};
+    use crate::testkit::{hear, job, last_of, unknown_to_peers};
 
     fn manifest() -> ManifestBytes {
         let root = storaged_codec::digest(b"any");
@@ -211,7 +211,8 @@ mod tests {
                 id: id(index),
                 request,
             };
-            node.handle(Now(1_000), input)
+            let outputs = node.handle(Now(1_000), input);
+            unknown_to_peers(&mut node, Now(1_000), outputs)
         };
         ask(
             0,

@@ -202,7 +202,9 @@ mod tests {
         ConnId, DurableListing, DurablePolicy, FoundSuccessions, Input, Now, Output, RequestId,
     };
     use crate::node::Node;
-    use crate::testkit::{TOKEN, hear, hear_from_all, job, last_of, last_with_tier, owner};
+    use crate::testkit::{
+        TOKEN, hear, hear_from_all, job, last_of, last_with_tier, owner, unknown_to_peers,
+    };
 
     /// What `a` and `b` save, with parity on `c`.
     fn manifest(step: u64) -> ManifestBytes {
@@ -216,7 +218,8 @@ mod tests {
             conn: ConnId(1),
             index,
         };
-        node.handle(Now(1_000), Input::Request { id, request })
+        let outputs = node.handle(Now(1_000), Input::Request { id, request });
+        unknown_to_peers(node, Now(1_000), outputs)
     }
 
     /// The reader whose requests follow says who it is.

@@ -271,7 +271,7 @@ mod tests {
     use super::*;
     use crate::api::{ConnId, Input, Now, Output, RequestId};
     use crate::node::Node;
-    use crate::testkit::{TOKEN, hear, job, last_of, name, owner};
+    use crate::testkit::{TOKEN, hear, job, last_of, name, owner, unknown_to_peers};
 
     /// What `a` and `b` saved at step 7, with parity on `c`, and this root of every shard.
     fn manifest(content: &[u8]) -> ManifestBytes {
@@ -282,7 +282,8 @@ mod tests {
     fn ask(node: &mut Node, index: u64, request: Request) -> Vec<Output> {
         let conn = ConnId(1);
         let id = RequestId { conn, index };
-        node.handle(Now(1_000), Input::Request { id, request })
+        let outputs = node.handle(Now(1_000), Input::Request { id, request });
+        unknown_to_peers(node, Now(1_000), outputs)
     }
 
     /// `d`, which codes nothing, asks all about a restart; the number of the question.

@@ -68,12 +68,13 @@ impl Context {
         self.fence_of(namespace) > RunId::ZERO
     }
 
-    /// Asks a peer that has come up for what it knows of the jobs of hellos that wait. What it tells of itself comes before its answer.
+    /// Asks a peer that has come up for what it knows of the jobs of hellos and requests that wait. What it tells of itself comes before its answer.
     pub(crate) fn greetings_ask(&mut self, node: &NodeName) {
         let mut asked = Vec::new();
-        for (query, greeting) in self.successions.greetings() {
-            greeting.waiting_for.insert(node.clone());
-            asked.push((query.0, greeting.namespace.clone()));
+        for (query, namespace, waiting_for) in self.successions.awaiting_peers() {
+            if waiting_for.insert(node.clone()) {
+                asked.push((query.0, namespace.clone()));
+            }
         }
         for (query, namespace) in asked {
             self.send(node, PeerMessage::RunQuery { query, namespace });
@@ -83,9 +84,9 @@ impl Context {
     /// Asks peers again that have not answered: the first question may have come before their end of the link was up.
     pub(crate) fn greetings_ask_again(&mut self) {
         let mut asked = Vec::new();
-        for (query, greeting) in self.successions.greetings() {
-            let silent = greeting.waiting_for.iter();
-            asked.extend(silent.map(|node| (node.clone(), query.0, greeting.namespace.clone())));
+        for (query, namespace, waiting_for) in self.successions.awaiting_peers() {
+            let silent = waiting_for.iter();
+            asked.extend(silent.map(|node| (node.clone(), query.0, namespace.clone())));
         }
         for (node, query, namespace) in asked {
             self.send(&node, PeerMessage::RunQuery { query, namespace });
@@ -94,16 +95,16 @@ impl Context {
 
     /// A peer has answered a hello that waits.
     pub(crate) fn greeting_told(&mut self, from: &NodeName, query: QueryId) {
-        let mut greetings = self.successions.greetings();
-        if let Some((_, greeting)) = greetings.find(|(asked, _)| *asked == query) {
-            greeting.waiting_for.remove(from);
+        let mut waiting = self.successions.awaiting_peers();
+        if let Some((.., waiting_for)) = waiting.find(|(asked, ..)| *asked == query) {
+            waiting_for.remove(from);
         }
     }
 
     /// A peer is gone, and answers nothing.
     pub(crate) fn greetings_forget(&mut self, node: &NodeName) {
-        for (_, greeting) in self.successions.greetings() {
-            greeting.waiting_for.remove(node);
+        for (.., waiting_for) in self.successions.awaiting_peers() {
+            waiting_for.remove(node);
         }
     }
 
@@ -112,7 +113,7 @@ impl Context {
     pub(crate) fn take_greetings(&mut self) -> Vec<Greeting> {
         let (now, all_are_up) = (self.now, self.settled());
         let asked = self.successions.greetings();
-        let asked: BTreeSet<Namespace> = asked.map(|(_, it)| it.namespace.clone()).collect();
+        let asked: BTreeSet<Namespace> = asked.map(|it| it.namespace.clone()).collect();
         let known: BTreeSet<Namespace> = asked
             .into_iter()
             .filter(|namespace| self.has_heard_of(namespace))

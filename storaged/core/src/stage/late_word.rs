@@ -1,12 +1,15 @@
-//! Who was let in while nobody could say by which token the job is opened: the durable tier was silent, and no node that is up knows the job.
-//! The tier is asked again before the next request. Otherwise a retired token would read, or remove, what is durable as soon as the tier is
-//! back, and the newest one would be a stranger's for as long as it stays connected.
+//! Requests about a job that this node does not know, or has forgotten. Whoever asks was let in by any token: peers say first by which one the
+//! job is opened, and so does the durable tier if it was silent at the hello. Otherwise a retired token would read, or remove, what peers hold,
+//! or what is durable as soon as the tier is back, and the newest one would be a stranger's for as long as it stays connected.
+
+use std::collections::BTreeSet;
 
 use storaged_wire::local::Request;
-use storaged_wire::{Refusal, RefusalCode};
+use storaged_wire::{NodeName, Refusal, RefusalCode};
 
 use super::rotate::is_of_job;
-use crate::api::{ConnId, RequestId};
+use crate::api::{ConnId, QueryId, RequestId};
+use crate::catalog::Attached;
 use crate::context::Context;
 use crate::successions::{HeldRequest, LateWord, SuccessionWait, WordOfChanges};
 
@@ -17,16 +20,22 @@ fn needs_no_tier(request: &Request) -> bool {
 }
 
 impl Context {
-    /// Whether the tier has yet to say whether the token was changed by which somebody is connected.
+    /// Whether others have yet to say whether the token was changed by which somebody is connected.
     pub(crate) fn lacks_word_for(&self, conn: ConnId, request: &Request) -> bool {
         let is_about_job = is_of_job(request) || matches!(request, Request::List { .. });
-        let Some(attached) = self.conns.get(&conn).filter(|_| is_about_job) else {
+        let attached = self.conns.get(&conn).filter(|_| is_about_job);
+        let Some(attached) = attached.filter(|it| !self.has_heard_of(&it.namespace)) else {
             return false;
         };
+        // A run is promised by rules of its own once peers have told.
+        let asks_peers = !matches!(request, Request::OpenRun { .. });
+        let has_peers = !self.peers.is_empty() && !planted!("forgotten_jobs_are_read_unasked");
+        asks_peers && has_peers || self.lacks_word_of_tier(attached)
+    }
+
+    fn lacks_word_of_tier(&self, attached: &Attached) -> bool {
         let tier = attached.early.as_ref().map(|early| early.tier);
-        let is_missing = tier == Some(WordOfChanges::Missing);
-        let is_known = self.has_heard_of(&attached.namespace);
-        is_missing && !is_known && !planted!("silent_tiers_are_asked_once")
+        tier == Some(WordOfChanges::Missing) && !planted!("silent_tiers_are_asked_once")
     }
 
     pub(crate) fn hold(&mut self, id: RequestId, request: Request) {
@@ -34,25 +43,42 @@ impl Context {
             return;
         };
         let namespace = attached.namespace.clone();
+        let asks_tier = self.lacks_word_of_tier(attached);
+        let word = if asks_tier {
+            LateWord::Awaited
+        } else {
+            LateWord::Unneeded
+        };
         let held = HeldRequest {
             id,
             request,
+            namespace: namespace.clone(),
             since: self.now,
-            word: LateWord::Awaited,
+            word,
+            waiting_for: BTreeSet::new(),
         };
         let errand = SuccessionWait::Request(Box::new(held));
-        self.find_successions(namespace, errand, None);
+        if asks_tier {
+            self.find_successions(namespace, errand, None);
+        } else {
+            let query = QueryId(self.fresh());
+            self.successions.errands.insert(query, errand);
+        }
+        let peers: Vec<NodeName> = self.peers.keys().cloned().collect();
+        peers.iter().for_each(|peer| self.greetings_ask(peer));
     }
 
     /// Whether a request that was held may go on. Of a job that peers have told of meanwhile they have told by which token it is opened.
     pub(crate) fn hears_late(&mut self, held: &HeldRequest) -> Result<(), Refusal> {
         let attached = self.attached(held.id)?.clone();
+        let namespace = &attached.namespace;
+        self.check_not_retired(namespace, attached.said)?;
         let Some(early) = attached.early else {
             return Ok(());
         };
-        let namespace = &attached.namespace;
         let LateWord::Found(records) = &held.word else {
-            if needs_no_tier(&held.request) || self.has_heard_of(namespace) {
+            let is_unneeded = matches!(held.word, LateWord::Unneeded);
+            if is_unneeded || needs_no_tier(&held.request) || self.has_heard_of(namespace) {
                 return Ok(());
             }
             return Err(Refusal::new(

@@ -228,6 +228,10 @@ impl Context {
     ) -> &mut NamespaceTable {
         self.keeping.touch_job(namespace);
         self.pass_boards_to(namespace, owner);
+        let table = self.namespaces.get(namespace);
+        if table.is_some_and(|it| it.owner != owner && self.is_hearsay(namespace, it)) {
+            self.namespaces.remove(namespace);
+        }
         let table = self.namespaces.entry(namespace.clone());
         let table = table.or_insert_with(|| NamespaceTable::new(owner));
         table.claim = Claim::Held;

@@ -363,7 +363,8 @@ impl Context {
             source,
         } = rotated;
         let namespace = succession.namespace.clone();
-        let is_its = self.owner_of(&namespace) == Some(succession.owner);
+        // Of a job that this node has forgotten the first peer that is asked tells alone whose it is.
+        let is_its = self.told_owner_of(&namespace) == Some(succession.owner);
         if !is_its || !succession.is_of_its_length() {
             return;
         }

@@ -5,6 +5,7 @@
 mod pauses;
 mod steps;
 mod tier;
+pub mod tokens;
 
 use std::collections::{BTreeMap, BTreeSet};
 
