@@ -69,6 +69,8 @@ pub(crate) struct HeldRequest {
     pub request: Request,
     pub namespace: Namespace,
     pub since: Now,
+    /// Whoever asks waits no longer than until then.
+    pub deadline: Now,
     pub word: LateWord,
     pub waiting_for: BTreeSet<NodeName>,
 }
@@ -90,7 +92,7 @@ impl HeldRequest {
             LateWord::Awaited => limits::SUCCESSION_WAIT_MS,
             LateWord::Unneeded | LateWord::Found(_) | LateWord::Failed => limits::CHANGE_WAIT_MS,
         };
-        self.since.plus(wait)
+        self.since.plus(wait).min(self.deadline)
     }
 
     fn is_over(&self, now: Now) -> bool {

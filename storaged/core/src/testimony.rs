@@ -118,6 +118,7 @@ impl Context {
         }
         for table in self.namespaces.values_mut() {
             table.words.remove(node);
+            table.rivals.remove(node);
         }
         self.forget_commits_of(node);
         self.recount_blocks_on(node);
@@ -142,13 +143,12 @@ impl Context {
         may
     }
 
-    /// Whether a job is somebody's as one peer says of its runs, and in no other way: nothing of it is here or was promised here. A liar that is
+    /// Whether a job is somebody's as one peer says, and in no other way: nothing of it is here or was promised here. A liar that is
     /// asked for a new job would have it otherwise, at all nodes.
     pub(crate) fn is_hearsay(&self, job: &Namespace, table: &NamespaceTable) -> bool {
         let is_told = table.fence == RunId::ZERO && table.granted == RunId::ZERO;
-        let words = table.words.len();
         is_told
-            && (1..self.words_needed()).contains(&words)
+            && table.words.len() < self.words_needed()
             && !self.has_checkpoints(job)
             && !planted!("one_word_claims_a_name")
     }

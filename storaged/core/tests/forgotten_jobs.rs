@@ -2,6 +2,8 @@
 //! though they pause, links stall and one peer lies: its newest token opens the job everywhere, and nobody else's does.
 
 mod cluster;
+#[path = "forgotten_jobs/one_word.rs"]
+mod one_word;
 mod testkit;
 
 use cluster::Cluster;

@@ -133,8 +133,9 @@ impl Runs {
         if attached.namespace != proposal.namespace || !attached.opens_runs() {
             return Err(wrong_token(&proposal.namespace));
         }
+        let (namespace, said) = (attached.namespace.clone(), attached.said);
         proposal.owner = attached.owner;
-        Ok(())
+        cx.check_not_retired(&namespace, said)
     }
 
     /// Asks again who has not answered.

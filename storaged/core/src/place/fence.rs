@@ -239,6 +239,7 @@ impl Context {
         let rivals = std::mem::take(&mut table.rivals);
         // A number that was promised stays: two runs never have the same one.
         let promised = table.promised;
+        self.drop_boards(&namespace);
         self.namespaces.remove(&namespace);
         self.keys.forget_job(&namespace);
         for (node, fence) in rivals.into_iter().filter(|(_, it)| it.owner == owner) {

@@ -290,8 +290,9 @@ mod tests {
                 }],
             }])
         };
-        node.context_mut()
-            .namespace_table(&job(), crate::testkit::owner());
+        let context = node.context_mut();
+        let table = context.namespace_table(&job(), crate::testkit::owner());
+        table.fence = RunId::new(1);
         let quarantine = |node: &crate::node::Node| {
             let table = &node.context().namespaces[&job()];
             table.failed.of(at(7), Now(1_500)).0

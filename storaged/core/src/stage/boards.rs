@@ -179,7 +179,7 @@ impl Context {
     }
 
     /// A job's boards go with it; one that is being made is somebody's who is here.
-    pub(super) fn drop_boards(&mut self, namespace: &Namespace) {
+    pub(crate) fn drop_boards(&mut self, namespace: &Namespace) {
         let boards: Vec<SlotId> = self
             .slots
             .iter()

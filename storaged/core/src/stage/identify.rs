@@ -206,7 +206,7 @@ impl Context {
     }
 
     /// Whether a token that was said a while ago was let go meanwhile, as the record of the change itself proves.
-    pub(super) fn check_not_retired(
+    pub(crate) fn check_not_retired(
         &mut self,
         namespace: &Namespace,
         said: Option<SaidToken>,

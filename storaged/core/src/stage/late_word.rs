@@ -5,18 +5,36 @@
 use std::collections::BTreeSet;
 
 use storaged_wire::local::Request;
+use storaged_wire::peer::PeerMessage;
 use storaged_wire::{NodeName, Refusal, RefusalCode};
 
 use super::rotate::is_of_job;
-use crate::api::{ConnId, QueryId, RequestId};
+use crate::api::{ConnId, Now, Output, QueryId, RequestId};
 use crate::catalog::Attached;
 use crate::context::Context;
+use crate::place::wrong_token;
 use crate::successions::{HeldRequest, LateWord, SuccessionWait, WordOfChanges};
 
 /// Whether it neither reads nor changes what is durable. A run of a job that nobody knows has rules of its own for a tier that is away, and a
 /// job that may be opened without it has its boards.
 fn needs_no_tier(request: &Request) -> bool {
     matches!(request, Request::OpenRun { .. } | Request::Board { .. })
+}
+
+/// For how long whoever asks waits, where that is said.
+const fn limit_of(request: &Request) -> Option<u32> {
+    match request {
+        Request::OpenRun { timeout_ms }
+        | Request::Plan { timeout_ms, .. }
+        | Request::PlanDrill { timeout_ms, .. }
+        | Request::OpenShard { timeout_ms, .. }
+        | Request::Verify { timeout_ms, .. }
+        | Request::Verdict { timeout_ms }
+        | Request::Wait { timeout_ms, .. }
+        | Request::Drop { timeout_ms, .. } => Some(*timeout_ms),
+        Request::RestartFailed(report) => Some(report.timeout_ms),
+        _ => None,
+    }
 }
 
 impl Context {
@@ -49,29 +67,39 @@ impl Context {
         } else {
             LateWord::Unneeded
         };
+        let peers: BTreeSet<NodeName> = self.peers.keys().cloned().collect();
         let held = HeldRequest {
             id,
+            deadline: limit_of(&request).map_or(Now(u64::MAX), |ms| self.answer_by(ms)),
             request,
             namespace: namespace.clone(),
             since: self.now,
             word,
-            waiting_for: BTreeSet::new(),
+            waiting_for: peers.clone(),
         };
+        let query = QueryId(self.fresh());
         let errand = SuccessionWait::Request(Box::new(held));
-        if asks_tier {
-            self.find_successions(namespace, errand, None);
-        } else {
-            let query = QueryId(self.fresh());
-            self.successions.errands.insert(query, errand);
+        self.successions.errands.insert(query, errand);
+        for peer in &peers {
+            let (query, namespace) = (query.0, namespace.clone());
+            self.send(peer, PeerMessage::RunQuery { query, namespace });
         }
-        let peers: Vec<NodeName> = self.peers.keys().cloned().collect();
-        peers.iter().for_each(|peer| self.greetings_ask(peer));
+        if asks_tier {
+            self.out.push(Output::FindSuccessions {
+                query,
+                namespace,
+                trust: None,
+            });
+        }
     }
 
     /// Whether a request that was held may go on. Of a job that peers have told of meanwhile they have told by which token it is opened.
     pub(crate) fn hears_late(&mut self, held: &HeldRequest) -> Result<(), Refusal> {
         let attached = self.attached(held.id)?.clone();
         let namespace = &attached.namespace;
+        if *namespace != held.namespace {
+            return Err(wrong_token(&held.namespace));
+        }
         self.check_not_retired(namespace, attached.said)?;
         let Some(early) = attached.early else {
             return Ok(());

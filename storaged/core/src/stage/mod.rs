@@ -156,13 +156,21 @@ impl Context {
         hello: &mut TrainerHello,
     ) -> Result<(), Refusal> {
         self.check_not_retired(&hello.namespace, hello.said)?;
-        let Err(refusal) = self.check_owner(&hello.namespace, hello.owner) else {
+        let Err(refusal) = self.check_told_owner(&hello.namespace, hello.owner) else {
             return Ok(());
         };
         let early = hello.early.as_ref().ok_or(refusal)?;
         let (owner, said) = self.identify_again(id.conn, &hello.namespace, early)?;
         (hello.owner, hello.said) = (owner, said);
-        Ok(())
+        self.check_told_owner(&hello.namespace, hello.owner)
+    }
+
+    /// One peer's word lets a trainer into a run: its owner's, and nobody else's.
+    fn check_told_owner(&self, namespace: &Namespace, owner: Owner) -> Result<(), Refusal> {
+        match self.told_owner_of(namespace) {
+            Some(told) if told != owner => Err(wrong_token(namespace)),
+            _ => Ok(()),
+        }
     }
 
     /// Lets a trainer in whose run was opened.
@@ -230,6 +238,7 @@ impl Context {
         self.pass_boards_to(namespace, owner);
         let table = self.namespaces.get(namespace);
         if table.is_some_and(|it| it.owner != owner && self.is_hearsay(namespace, it)) {
+            self.drop_boards(namespace);
             self.namespaces.remove(namespace);
         }
         let table = self.namespaces.entry(namespace.clone());

@@ -424,8 +424,9 @@ impl Context {
 
     /// Whether a step is pinned, of which all nodes are told.
     fn decide(&mut self, order: &PinOrder) -> Result<(), Refusal> {
-        // Maybe by somebody else: what was pinned anew since, or was found to hold, does not go with this order.
-        if self.is_pin_decided(&order.key) {
+        // By somebody else: what was pinned anew since, or was found to hold, does not go with this order. Of the same change only a node that
+        // knows nothing of doubts says that it is decided.
+        if self.is_pin_decided(&order.key) && !self.goes_by(order) {
             return Ok(());
         }
         if let Some(refusal) = self.objection_to_pin(order) {
@@ -447,13 +448,10 @@ impl Context {
         table.is_some_and(|table| table.pins.is_last(&order.pin))
     }
 
-    /// The node that was asked first may hear from fewer nodes than this one, and take back what it asked for: a pin that was found to hold is
-    /// one more change, which that does not end.
+    /// Another node that was asked for it, before or at this moment, may hear from fewer nodes than this one, and take back what it asked for: a pin
+    /// that was found to hold is one more change, which that does not end.
     fn say_decided(&mut self, order: &PinOrder) {
-        let changes = match order.purpose {
-            Purpose::Change => order.pin.changes,
-            Purpose::Confirm => order.pin.changes.saturating_add(1),
-        };
+        let changes = order.pin.changes.saturating_add(1);
         self.say(
             order,
             Pin {

@@ -313,13 +313,15 @@ impl Context {
         }
     }
 
-    /// A peer has given up a checkpoint that is safe here, as it has not heard: it has let go what it had. Counted on, that would be shown as safe until
-    /// the peer is asked again.
+    /// A peer has given up a checkpoint that is safe here, as it has not heard. It is told of it again, and says then what it has: its blocks, which it
+    /// has let go, would be counted on until it is asked by chance.
     fn has_given_up(&mut self, from: &NodeName, key: &CheckpointKey) {
-        let name = self.checkpoints.get(key).and_then(Checkpoint::name);
-        if let Some(name) = name.filter(|_| !planted!("given_up_is_still_held")) {
-            self.unowed(from, name, UnowedCause::Retired);
-        }
+        let checkpoint = self.checkpoints.get_mut(key);
+        let Some(checkpoint) = checkpoint.filter(|_| !planted!("given_up_is_still_held")) else {
+            return;
+        };
+        // Were its blocks counted as gone at once, others could find that the step bears nothing and give it up too, before it is coded again.
+        checkpoint.told.remove(from);
     }
 
     /// Checkpoints that do not commit and of which nothing new is heard are given up: by their home nodes first, once no other home node can

@@ -1,10 +1,13 @@
 //! Whoever hears that a step is pinned can count on it, also if several nodes are asked for it or to let it go at once.
 
-use storaged_core::RequestId;
-use storaged_wire::RefusalCode;
+use storaged_core::{Input, RequestId};
 use storaged_wire::local::{DurableWish, Keep, Reply, Role};
+use storaged_wire::peer::PeerMessage;
+use storaged_wire::pins::{NamespacePins, Pin};
+use storaged_wire::{Owner, RefusalCode, Step};
 
 use crate::cluster::{Cluster, Room};
+use crate::testkit::{TOKEN, name, namespace};
 use crate::{pinned, request, with_a_pin, with_room};
 
 /// One protected step, of a cluster in which nobody hears these nodes.
@@ -121,4 +124,54 @@ fn a_pin_whose_node_has_died_before_it_was_decided_is_decided_by_the_next_one_th
         cluster.save_and_wait(DurableWish::Never);
         cluster.assert_all_hold([1, step]);
     }
+}
+
+/// A third node is asked for it at the same moment, and hears from nobody for as long as it asks.
+#[test]
+fn a_granted_pin_is_not_undone_by_a_node_that_was_asked_at_the_same_moment() {
+    let mut cluster = with_silent([]);
+    part(&mut cluster, 2, 3);
+    let until = cluster.now + 11_000;
+    for node in [0, 1, 4, 5] {
+        cluster.link_of(node, 3).cut_until = until;
+    }
+    ask(&mut cluster, 3, Keep::Pin);
+    let granted = ask(&mut cluster, 2, Keep::Pin);
+    cluster.run_for(100);
+    assert!(
+        is_granted(&cluster, granted),
+        "{:?}",
+        cluster.answer(granted)
+    );
+    cluster.run_for(90_000);
+    for step in 2..=3 {
+        cluster.save_and_wait(DurableWish::Never);
+        let held = cluster.held(4).into_iter().map(|(step, _)| step);
+        assert_eq!(held.collect::<Vec<_>>(), [1, step]);
+    }
+}
+
+/// A node that knows nothing of doubts repeats the pin that it was asked to note.
+#[test]
+fn a_pin_that_too_few_have_noted_is_refused_beside_nodes_of_the_previous_version() {
+    let mut cluster = with_silent([0, 1, 5]);
+    let id = ask(&mut cluster, 3, Keep::Pin);
+    cluster.run_for(2_000);
+    assert!(cluster.answer(id).is_none(), "it is being decided");
+    let pin = Pin {
+        run: cluster.run(),
+        step: Step::new(1),
+        pinned: true,
+        changes: 1,
+        doubt: None,
+    };
+    let of = NamespacePins {
+        namespace: namespace(),
+        owner: Owner::of_token(TOKEN),
+        pins: vec![pin],
+    };
+    let (from, message) = (name(4), PeerMessage::Pins(None, of));
+    cluster.tell(3, Input::Message { from, message });
+    cluster.run_for(20_000);
+    assert_eq!(refused_with(&cluster, id), RefusalCode::TooManyLost);
 }
