@@ -351,7 +351,7 @@ impl Node {
 
     /// Requests of who was let in while the durable tier was silent go on once it was asked again.
     fn go_on_with_held(&mut self) {
-        for held in self.cx.successions.take_held(self.cx.now) {
+        for held in self.cx.take_held() {
             match self.cx.hears_late(&held) {
                 Ok(()) => self.request_of_known(held.id, held.request),
                 Err(refusal) => self.cx.reply(held.id, Reply::Refused(refusal)),

@@ -9,7 +9,7 @@ use storaged_wire::local::{Request, Role};
 use storaged_wire::succession::RecordSource;
 use storaged_wire::{ConsentKey, Namespace, NodeName, Owner, Rotation, Succession};
 
-use crate::api::{ConnId, Now, QueryId, RequestId};
+use crate::api::{ConnId, DurableFault, Now, QueryId, RequestId};
 use crate::limits;
 
 /// A hello as it was said.
@@ -82,22 +82,38 @@ pub(crate) enum LateWord {
     Unneeded,
     Awaited,
     Found(Vec<Succession>),
-    Failed,
+    Failed(DurableFault),
 }
 
 impl HeldRequest {
     /// When it goes on, or is refused, if nobody says anything more.
     fn until(&self) -> Now {
         let wait = match self.word {
+            // Whoever has time waits for a tier that is slow.
+            LateWord::Awaited if !self.needs_no_tier() => return self.deadline,
             LateWord::Awaited => limits::SUCCESSION_WAIT_MS,
-            LateWord::Unneeded | LateWord::Found(_) | LateWord::Failed => limits::CHANGE_WAIT_MS,
+            LateWord::Unneeded | LateWord::Found(_) | LateWord::Failed(_) => limits::CHANGE_WAIT_MS,
         };
         self.since.plus(wait).min(self.deadline)
     }
 
-    fn is_over(&self, now: Now) -> bool {
+    /// Whether it neither reads nor changes what is durable. A run of a job that nobody knows has rules of its own for a tier that is away, and a
+    /// job that may be opened without it has its boards.
+    pub const fn needs_no_tier(&self) -> bool {
+        matches!(
+            self.request,
+            Request::OpenRun { .. } | Request::Board { .. }
+        )
+    }
+
+    pub fn is_over(&self, now: Now) -> bool {
         let is_told = self.waiting_for.is_empty() && !matches!(self.word, LateWord::Awaited);
         is_told || self.until() <= now
+    }
+
+    /// Or have had time to.
+    pub fn have_peers_told(&self, now: Now) -> bool {
+        self.waiting_for.is_empty() || self.since.plus(limits::CHANGE_WAIT_MS) <= now
     }
 }
 
@@ -295,10 +311,18 @@ impl Successions {
         over.collect()
     }
 
-    /// Requests that go on now.
-    pub fn take_held(&mut self, now: Now) -> Vec<HeldRequest> {
+    /// The jobs of requests that wait.
+    pub fn held(&self) -> impl Iterator<Item = &Namespace> {
+        self.errands.values().filter_map(|errand| match errand {
+            SuccessionWait::Request(held) => Some(&held.namespace),
+            _ => None,
+        })
+    }
+
+    /// Those that go on now.
+    pub fn take_held(&mut self, is_over: impl Fn(&HeldRequest) -> bool) -> Vec<HeldRequest> {
         let over = |errand: &SuccessionWait| match errand {
-            SuccessionWait::Request(held) => held.is_over(now),
+            SuccessionWait::Request(held) => is_over(held),
             _ => false,
         };
         let over = self.errands.extract_if(.., |_, errand| over(errand));

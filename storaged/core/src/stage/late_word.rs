@@ -6,20 +6,16 @@ use std::collections::BTreeSet;
 
 use storaged_wire::local::Request;
 use storaged_wire::peer::PeerMessage;
-use storaged_wire::{NodeName, Refusal, RefusalCode};
+use storaged_wire::{Namespace, NodeName, Refusal, RefusalCode};
 
 use super::rotate::is_of_job;
-use crate::api::{ConnId, Now, Output, QueryId, RequestId};
+use crate::api::{ConnId, Output, QueryId, RequestId};
 use crate::catalog::Attached;
 use crate::context::Context;
+use crate::limits;
 use crate::place::wrong_token;
 use crate::successions::{HeldRequest, LateWord, SuccessionWait, WordOfChanges};
-
-/// Whether it neither reads nor changes what is durable. A run of a job that nobody knows has rules of its own for a tier that is away, and a
-/// job that may be opened without it has its boards.
-fn needs_no_tier(request: &Request) -> bool {
-    matches!(request, Request::OpenRun { .. } | Request::Board { .. })
-}
+use crate::trickle::durable_unavailable;
 
 /// For how long whoever asks waits, where that is said.
 const fn limit_of(request: &Request) -> Option<u32> {
@@ -70,7 +66,10 @@ impl Context {
         let peers: BTreeSet<NodeName> = self.peers.keys().cloned().collect();
         let held = HeldRequest {
             id,
-            deadline: limit_of(&request).map_or(Now(u64::MAX), |ms| self.answer_by(ms)),
+            deadline: limit_of(&request).map_or_else(
+                || self.now.plus(limits::SUCCESSION_WAIT_MS),
+                |ms| self.answer_by(ms),
+            ),
             request,
             namespace: namespace.clone(),
             since: self.now,
@@ -93,6 +92,17 @@ impl Context {
         }
     }
 
+    /// Requests that go on now. Of a job that peers know they have told, and it waits for no tier that hangs.
+    pub(crate) fn take_held(&mut self) -> Vec<HeldRequest> {
+        let now = self.now;
+        let jobs: BTreeSet<Namespace> = self.successions.held().cloned().collect();
+        let known = jobs.into_iter().filter(|job| self.has_heard_of(job));
+        let known: BTreeSet<Namespace> = known.collect();
+        self.successions.take_held(|held| {
+            held.is_over(now) || known.contains(&held.namespace) && held.have_peers_told(now)
+        })
+    }
+
     /// Whether a request that was held may go on. Of a job that peers have told of meanwhile they have told by which token it is opened.
     pub(crate) fn hears_late(&mut self, held: &HeldRequest) -> Result<(), Refusal> {
         let attached = self.attached(held.id)?.clone();
@@ -106,13 +116,16 @@ impl Context {
         };
         let LateWord::Found(records) = &held.word else {
             let is_unneeded = matches!(held.word, LateWord::Unneeded);
-            if is_unneeded || needs_no_tier(&held.request) || self.has_heard_of(namespace) {
+            if is_unneeded || held.needs_no_tier() || self.has_heard_of(namespace) {
                 return Ok(());
+            }
+            if let LateWord::Failed(fault) = &held.word {
+                return Err(durable_unavailable(namespace, fault));
             }
             return Err(Refusal::new(
                 RefusalCode::DurableUnavailable,
                 format!(
-                    "expected the durable tier, or a node that knows {namespace}, to say by which token it is opened, got neither: try again"
+                    "expected the durable tier, or a node that knows {namespace}, to say in time by which token it is opened, got no answer: try again"
                 ),
             ));
         };

@@ -153,7 +153,10 @@ impl Context {
                 self.successions.errands.insert(query, errand);
             }
             Some(SuccessionWait::Request(mut held)) => {
-                held.word = outcome.map_or(LateWord::Failed, |it| LateWord::Found(it.records));
+                held.word = match outcome {
+                    Ok(found) => LateWord::Found(found.records),
+                    Err(fault) => LateWord::Failed(fault),
+                };
                 let errand = SuccessionWait::Request(held);
                 self.successions.errands.insert(query, errand);
             }
