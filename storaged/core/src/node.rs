@@ -349,7 +349,7 @@ impl Node {
         }
     }
 
-    /// Requests of who was let in while the durable tier was silent go on once it was asked again.
+    /// Requests about jobs that this node does not know go on once it has heard what others know of them.
     fn go_on_with_held(&mut self) {
         for held in self.cx.take_held() {
             match self.cx.hears_late(&held) {

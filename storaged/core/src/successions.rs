@@ -289,48 +289,42 @@ impl Successions {
         })
     }
 
-    /// Hellos that wait.
-    pub fn greetings(&self) -> impl Iterator<Item = &Greeting> {
+    /// The jobs of hellos and requests that wait.
+    pub fn awaited_jobs(&self) -> impl Iterator<Item = &Namespace> {
         self.errands.values().filter_map(|errand| match errand {
-            SuccessionWait::Hello(greeting) => Some(greeting),
-            _ => None,
-        })
-    }
-
-    /// Those that go on now.
-    pub fn take_greetings(&mut self, is_over: impl Fn(&Greeting) -> bool) -> Vec<Greeting> {
-        let over = |errand: &SuccessionWait| match errand {
-            SuccessionWait::Hello(greeting) => is_over(greeting),
-            _ => false,
-        };
-        let over = self.errands.extract_if(.., |_, errand| over(errand));
-        let over = over.filter_map(|(_, errand)| match errand {
-            SuccessionWait::Hello(greeting) => Some(greeting),
-            _ => None,
-        });
-        over.collect()
-    }
-
-    /// The jobs of requests that wait.
-    pub fn held(&self) -> impl Iterator<Item = &Namespace> {
-        self.errands.values().filter_map(|errand| match errand {
+            SuccessionWait::Hello(greeting) => Some(&greeting.namespace),
             SuccessionWait::Request(held) => Some(&held.namespace),
             _ => None,
         })
     }
 
-    /// Those that go on now.
+    /// Hellos that go on now.
+    pub fn take_greetings(&mut self, is_over: impl Fn(&Greeting) -> bool) -> Vec<Greeting> {
+        let over =
+            |errand: &SuccessionWait| matches!(errand, SuccessionWait::Hello(it) if is_over(it));
+        self.take(over, |errand| match errand {
+            SuccessionWait::Hello(greeting) => Some(greeting),
+            _ => None,
+        })
+    }
+
+    /// Requests that go on now.
     pub fn take_held(&mut self, is_over: impl Fn(&HeldRequest) -> bool) -> Vec<HeldRequest> {
-        let over = |errand: &SuccessionWait| match errand {
-            SuccessionWait::Request(held) => is_over(held),
-            _ => false,
-        };
-        let over = self.errands.extract_if(.., |_, errand| over(errand));
-        let over = over.filter_map(|(_, errand)| match errand {
+        let over =
+            |errand: &SuccessionWait| matches!(errand, SuccessionWait::Request(it) if is_over(it));
+        self.take(over, |errand| match errand {
             SuccessionWait::Request(held) => Some(*held),
             _ => None,
-        });
-        over.collect()
+        })
+    }
+
+    fn take<T>(
+        &mut self,
+        over: impl Fn(&SuccessionWait) -> bool,
+        inner: impl Fn(SuccessionWait) -> Option<T>,
+    ) -> Vec<T> {
+        let over = self.errands.extract_if(.., |_, errand| over(errand));
+        over.filter_map(|(_, errand)| inner(errand)).collect()
     }
 
     pub fn deadlines(&self) -> impl Iterator<Item = Now> {

@@ -5,7 +5,7 @@
 use storaged_wire::peer::{CheckpointKey, Fence, HighMark, NamedRun, PeerMessage, PromiseOutcome};
 use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId, Step};
 
-use crate::api::FalseStatement;
+use crate::api::{FalseStatement, Now};
 use crate::catalog::{Claim, NamespaceTable};
 use crate::context::Context;
 use crate::limits;
@@ -255,11 +255,11 @@ impl Context {
         let Some(table) = self.namespaces.get_mut(namespace) else {
             return;
         };
-        let asked = table.owner_asked.replace(now);
-        if let Some(before) = asked.filter(|at| now.since(*at) < limits::PROMISE_MAX_MS) {
-            table.owner_asked = Some(before);
+        let is_lately = |at: Now| now.since(at) < limits::PROMISE_MAX_MS;
+        if table.owner_asked.is_some_and(is_lately) {
             return;
         }
+        table.owner_asked = Some(now);
         let (query, namespace) = (self.fresh(), namespace.clone());
         self.send_all(&PeerMessage::RunQuery { query, namespace });
     }

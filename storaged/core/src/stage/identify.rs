@@ -112,17 +112,21 @@ impl Context {
     /// they say it of every job that this node knows: such a hello waits for no tier that hangs.
     pub(crate) fn take_greetings(&mut self) -> Vec<Greeting> {
         let (now, all_are_up) = (self.now, self.settled());
-        let asked = self.successions.greetings();
-        let asked: BTreeSet<Namespace> = asked.map(|it| it.namespace.clone()).collect();
-        let known: BTreeSet<Namespace> = asked
-            .into_iter()
-            .filter(|namespace| self.has_heard_of(namespace))
-            .collect();
+        let known = self.awaited_and_known();
         self.successions.take_greetings(|greeting| {
             let is_found = greeting.found.is_some() || known.contains(&greeting.namespace);
             let have_answered = is_found && greeting.waiting_for.is_empty();
             greeting.until() <= now || have_answered && all_are_up
         })
+    }
+
+    /// The jobs that hellos and requests wait for, of which peers have told meanwhile.
+    pub(super) fn awaited_and_known(&self) -> BTreeSet<Namespace> {
+        let awaited = self.successions.awaited_jobs();
+        awaited
+            .filter(|job| self.has_heard_of(job))
+            .cloned()
+            .collect()
     }
 
     pub(super) fn find_successions(

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use storaged_wire::local::Request;
 use storaged_wire::peer::PeerMessage;
-use storaged_wire::{Namespace, NodeName, Refusal, RefusalCode};
+use storaged_wire::{NodeName, Refusal, RefusalCode};
 
 use super::rotate::is_of_job;
 use crate::api::{ConnId, Output, QueryId, RequestId};
@@ -95,9 +95,7 @@ impl Context {
     /// Requests that go on now. Of a job that peers know they have told, and it waits for no tier that hangs.
     pub(crate) fn take_held(&mut self) -> Vec<HeldRequest> {
         let now = self.now;
-        let jobs: BTreeSet<Namespace> = self.successions.held().cloned().collect();
-        let known = jobs.into_iter().filter(|job| self.has_heard_of(job));
-        let known: BTreeSet<Namespace> = known.collect();
+        let known = self.awaited_and_known();
         self.successions.take_held(|held| {
             held.is_over(now) || known.contains(&held.namespace) && held.have_peers_told(now)
         })
