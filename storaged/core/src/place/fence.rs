@@ -196,9 +196,9 @@ impl Context {
         if !checked || !self.may_tell_of(from, &namespace) {
             return;
         }
-        if self
-            .told_owner_of(&namespace)
-            .is_some_and(|known| known != owner)
+        let known = self.told_owner_of(&namespace);
+        if known.is_some_and(|known| known != owner)
+            || self.has_boards_of_another(&namespace, owner)
         {
             let fence = Fence {
                 namespace,
@@ -250,7 +250,7 @@ impl Context {
     }
 
     /// Asks all peers whose a job is. They say it unasked only when a link comes up. One that says so again and again has them asked now and then.
-    fn ask_for_owner(&mut self, namespace: &Namespace) {
+    pub(crate) fn ask_for_owner(&mut self, namespace: &Namespace) {
         let now = self.now;
         let Some(table) = self.namespaces.get_mut(namespace) else {
             return;

@@ -3,6 +3,7 @@
 mod ask_first;
 mod drain;
 mod drains;
+mod enclosed;
 mod fence;
 mod hear;
 mod lacking;

@@ -39,7 +39,7 @@ pub(crate) struct Standing {
     /// As a home node: of the other nodes.
     held: BTreeMap<NodeName, HeldBy>,
     /// As a home node: those of the other nodes that said that they hold what the manifest names.
-    enclosing: BTreeMap<NodeName, Generation>,
+    pub(super) enclosing: BTreeMap<NodeName, Generation>,
     /// As a home node: what of it is not there.
     pub(super) missing: Option<Missing>,
     /// As a home node: it has a shard that no group codes, so that it bears no loss.
@@ -53,6 +53,8 @@ pub(crate) struct Standing {
     bears: u32,
     /// What home nodes have told.
     told: BTreeMap<NodeName, u32>,
+    /// Home nodes that called it protected and are gone.
+    called_before: BTreeSet<NodeName>,
     /// Home nodes that call it durable, and when the first did.
     durable: BTreeMap<NodeName, Now>,
     /// Since when home nodes differ.
@@ -72,6 +74,11 @@ impl Standing {
     /// Whether some home node does.
     pub fn is_called_protected(&self) -> bool {
         !self.told.is_empty()
+    }
+
+    /// Whether some home node does, or did before it was gone: no other one may have counted all blocks at once since.
+    pub fn was_called_protected(&self) -> bool {
+        self.is_called_protected() || !self.called_before.is_empty()
     }
 
     /// What a home node says that it bears; none if it does not call it protected.
@@ -114,6 +121,7 @@ impl Standing {
         self.enclosing.remove(node);
         if !planted!("words_outlive_steps") {
             self.told.remove(node);
+            self.called_before.remove(node);
         }
     }
 
@@ -137,7 +145,8 @@ impl Standing {
     /// A home node is gone, and what it was told and has told with it.
     pub fn forget(&mut self, node: &NodeName) {
         self.noted.remove(node);
-        self.told.remove(node);
+        let told = self.told.remove_entry(node);
+        self.called_before.extend(told.map(|(home, _)| home));
         self.durable.remove(node);
     }
 }
@@ -492,61 +501,6 @@ impl Context {
         let told = checkpoint.told.keys().filter(|node| self.is_up(node));
         let copies: BTreeSet<&NodeName> = told.chain(there.into_keys()).collect();
         copies.into_iter().filter(|node| *node != self.me()).count()
-    }
-
-    /// How many nodes may be lost before nobody has what the manifest names: one less than hold it. Counted until it is enough:
-    /// all of 12,500 nodes hold it, and each of them says so in a message of its own.
-    fn enclosures_bear(
-        &self,
-        checkpoint: &Checkpoint,
-        manifest: &ManifestBytes,
-        enough: usize,
-    ) -> usize {
-        if manifest.manifest().enclosures().next().is_none() || planted!("enclosures_not_counted") {
-            return usize::MAX;
-        }
-        let others = checkpoint.standing.enclosing.keys();
-        let others = others
-            .filter(|node| self.encloses(checkpoint, node))
-            .take(enough + 1)
-            .count();
-        match self.enclosures_held(manifest.manifest()) {
-            EnclosuresHeld::All => others,
-            EnclosuresHeld::NotAll => others.saturating_sub(1),
-        }
-    }
-
-    /// As a home node: whether no node that is up has what the manifest names.
-    pub(crate) fn is_undescribed(&self, checkpoint: &Checkpoint) -> bool {
-        let is_home = checkpoint.homes.contains(self.me());
-        let manifest = checkpoint.manifest.as_ref();
-        let lacks = |it: &Manifest| self.enclosures_held(it) == EnclosuresHeld::NotAll;
-        let mut said = checkpoint.standing.enclosing();
-        is_home
-            && manifest.is_some_and(|it| lacks(it.manifest()))
-            && self.settled()
-            && !said.any(|node| self.encloses(checkpoint, node))
-    }
-
-    /// Whether another node that is up said that it holds what the manifest names, and is still who said so.
-    fn encloses(&self, checkpoint: &Checkpoint, node: &NodeName) -> bool {
-        let said = checkpoint.standing.enclosing.get(node);
-        let peer = self.peers.get(node);
-        peer.is_some_and(|peer| said == Some(&peer.generation))
-    }
-
-    /// Whether every home node has what the manifest names, or is gone.
-    fn enclosures_settled(&self, checkpoint: &Checkpoint, manifest: &ManifestBytes) -> bool {
-        if manifest.manifest().enclosures().next().is_none() {
-            return true;
-        }
-        let has = |home: &NodeName| {
-            let is_me = home == self.me();
-            let held = || self.enclosures_held(manifest.manifest()) == EnclosuresHeld::All;
-            is_me && held() || self.encloses(checkpoint, home)
-        };
-        let mut homes = checkpoint.homes.iter();
-        homes.all(|home| has(home) || self.is_gone(home))
     }
 
     /// Whether nothing is missing but what nodes hold that are gone for some time: those are not waited for.

@@ -80,7 +80,7 @@ impl Context {
     pub(super) fn learn_failed(&mut self, from: &NodeName, all: Vec<NamespaceFailures>) {
         let now = self.now;
         for told in all {
-            if self.check_owner(&told.namespace, told.owner).is_err() {
+            if !self.may_be_its(&told.namespace, told.owner) {
                 continue;
             }
             if !self.may_tell_of(from, &told.namespace) {

@@ -84,7 +84,7 @@ impl Context {
         for told in marks {
             let is_heard =
                 self.checks_run(from, told.mark.run) && self.may_tell_of(from, &told.namespace);
-            if is_heard && self.check_owner(&told.namespace, told.owner).is_ok() {
+            if is_heard && self.may_be_its(&told.namespace, told.owner) {
                 let table = self.namespace_table(&told.namespace, told.owner);
                 table.mark = table.mark.max(Some(told.mark));
             }

@@ -66,13 +66,21 @@ impl Context {
             );
             return Err(Refusal::new(RefusalCode::BudgetFull, text));
         }
+        let is_told_of_another = self.is_told_of_another(namespace, attached.owner);
         let coming = SlotUse::BoardComing(kind, id);
         self.create_slot(namespace, rank, bytes, coming)?;
         if let Some(unclaimed) = makes_room {
             self.drop_boards(&unclaimed);
             self.forget_job(&unclaimed);
         }
+        if is_told_of_another {
+            self.namespaces.remove(namespace);
+        }
         self.table_of_boards(namespace, attached.owner);
+        if is_told_of_another {
+            // It may be true.
+            self.ask_for_owner(namespace);
+        }
         self.touch(namespace);
         // Whoever still writes to it has it mapped; nobody will read it again.
         if let Some(before) = before {
@@ -117,13 +125,41 @@ impl Context {
         self.namespaces.entry(namespace.clone()).or_insert(new);
     }
 
+    /// Whether all that speaks against this owner of a job is one peer's word: it keeps nobody from a board.
+    fn is_told_of_another(&self, namespace: &Namespace, owner: Owner) -> bool {
+        let table = self.namespaces.get(namespace);
+        table.is_some_and(|it| it.owner != owner && self.is_hearsay(namespace, it))
+            && !self.has_boards(namespace)
+            && !planted!("one_word_keeps_from_boards")
+    }
+
+    fn has_boards(&self, namespace: &Namespace) -> bool {
+        let mut slots = self.slots.values();
+        slots.any(|slot| slot.namespace == *namespace && slot.is_board())
+    }
+
+    /// Whether boards are here that were made for another owner of the job: one peer's word takes them from nobody.
+    pub(crate) fn has_boards_of_another(&self, namespace: &Namespace, owner: Owner) -> bool {
+        let table = self.namespaces.get(namespace);
+        let is_anothers = |table: &NamespaceTable| {
+            table.owner != owner && Some(table.owner) != self.newest_of(namespace, owner)
+        };
+        table.is_some_and(is_anothers)
+            && self.has_boards(namespace)
+            && !planted!("one_word_takes_boards")
+    }
+
+    /// The newest token of a job, if it was changed for it.
+    fn newest_of(&self, namespace: &Namespace, owner: Owner) -> Option<Owner> {
+        let changed = self.successions.proven(namespace);
+        let its = changed.filter(|it| it.owner == owner);
+        its.map(|it| it.credential)
+    }
+
     /// Boards of a job whose name nobody has claimed go, with their table, if they are another token's. Those that were made by the newest
     /// token, when nobody had told yet that the owner's was changed for it, are the owner's.
     pub(super) fn pass_boards_to(&mut self, namespace: &Namespace, owner: Owner) {
-        let changed = self.successions.proven(namespace);
-        let newest = changed
-            .filter(|it| it.owner == owner)
-            .map(|it| it.credential);
+        let newest = self.newest_of(namespace, owner);
         let table = self.namespaces.get_mut(namespace);
         let Some(table) = table.filter(|table| table.claim == Claim::Boards) else {
             return;

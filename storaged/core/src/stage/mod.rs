@@ -148,6 +148,11 @@ impl Context {
         }
     }
 
+    /// Whether what one peer says of a job's owner goes with what is known here, and takes no boards away.
+    pub(crate) fn may_be_its(&self, namespace: &Namespace, owner: Owner) -> bool {
+        self.check_owner(namespace, owner).is_ok() && !self.has_boards_of_another(namespace, owner)
+    }
+
     /// Whether a trainer that has waited for its run said a token that opens the job. It may have turned out to be another one's meanwhile,
     /// or one that was changed for this one.
     pub(crate) fn check_waiting(

@@ -321,7 +321,7 @@ impl Context {
 
     /// A peer tells of pins.
     fn pins_told(&mut self, from: &NodeName, query: Option<u64>, of: NamespacePins) {
-        let is_its = self.check_owner(&of.namespace, of.owner).is_ok();
+        let is_its = self.may_be_its(&of.namespace, of.owner);
         if !is_its || !self.may_tell_of(from, &of.namespace) || planted!("pins_not_heard") {
             return;
         }

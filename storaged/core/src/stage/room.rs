@@ -203,13 +203,20 @@ impl Context {
     /// step before would be lost then though nothing is. Two slots per rank leave no choice, or saving would stop.
     fn newest_instead_of(&self, checkpoint: &Checkpoint) -> Option<CheckpointKey> {
         let namespace = &checkpoint.key.namespace;
-        if self.is_called_safe(checkpoint)
+        if self.was_called_safe(checkpoint)
             && self.setup.slots_per_rank > 2
             && !planted!("protected_yields_to_committed")
         {
             return self.newest_safe(namespace);
         }
         self.newest_whole(namespace)
+    }
+
+    /// Whether a home node calls it protected, or did before it was gone, and this node has not found otherwise.
+    fn was_called_safe(&self, checkpoint: &Checkpoint) -> bool {
+        let was_called =
+            checkpoint.standing.was_called_protected() && !planted!("words_end_with_homes");
+        self.is_called_safe(checkpoint) || (was_called && !self.is_found_bare(checkpoint))
     }
 
     /// The newest checkpoint that could be restored from RAM right now, as far as this node knows.
@@ -252,7 +259,7 @@ impl Context {
             return false;
         };
         let mut shards = manifest.manifest().shards.iter();
-        checkpoint.state < CheckpointState::Protected
+        !self.was_called_safe(checkpoint)
             && self.is_of_older_run(checkpoint)
             && self.settled()
             && shards.any(|shard| self.is_gone(&shard.node))
@@ -362,5 +369,67 @@ impl Context {
         }
         "steps follow one another faster than they are protected: save less often, or raise memory.slots_per_rank"
             .into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use storaged_codec::digest;
+    use storaged_wire::Generation;
+    use storaged_wire::local::DurableWish;
+    use storaged_wire::peer::PeerMessage;
+
+    use crate::api::Now;
+    use crate::testkit::{hear, hear_from_all, last_of, manifest, name};
+    use crate::{Input, Node};
+
+    /// A home node alone has found all blocks of a step at once, and loses its memory: that the other ones cannot call the step protected
+    /// says nothing against it, while nodes with its blocks are away.
+    #[test]
+    fn a_step_that_a_home_node_called_protected_yields_to_no_step_that_has_only_committed() {
+        let mut tried = 0;
+        for step in (1..40).step_by(2) {
+            let mut node = last_of(&["a", "b", "c", "d"], 2, 1);
+            let names = [step, step + 1].map(|step| {
+                let manifest = manifest(step, &["a", "b"], &["c"], 4096, digest(b"shard"));
+                let manifest = Arc::new(manifest.seal().expect("a sound manifest"));
+                let committed = PeerMessage::Committed {
+                    manifest: manifest.bytes().to_vec().into(),
+                    durable: DurableWish::Policy,
+                };
+                hear_from_all(&mut node, 1, &committed);
+                manifest.name()
+            });
+            let yields = |node: &Node| {
+                let cx = node.context();
+                let [older, newer] = names.map(|name| &cx.by_name[&name]);
+                cx.newest_instead_of(&cx.checkpoints[older]).as_ref() == Some(newer)
+            };
+            assert!(yields(&node), "it has only committed");
+            let cx = node.context();
+            let homes = cx.homes_of(&cx.by_name[&names[0]]);
+            if homes.contains(cx.me()) {
+                continue;
+            }
+            let Some(home) = homes.iter().find(|home| **home == name("a")) else {
+                continue;
+            };
+            let manifest = names[0];
+            let protected = PeerMessage::Protected { manifest, bears: 1 };
+            hear(&mut node, 2, "a", protected);
+            assert!(!yields(&node), "nothing newer is protected");
+            node.handle(Now(3), Input::PeerDown { node: home.clone() });
+            assert!(!yields(&node), "it may come back");
+            let back = Input::PeerUp {
+                node: home.clone(),
+                generation: Generation::new(2),
+            };
+            node.handle(Now(4), back);
+            assert!(!yields(&node), "others hold what it counted");
+            tried += 1;
+        }
+        assert!(tried > 0, "a is a home node of some step");
     }
 }

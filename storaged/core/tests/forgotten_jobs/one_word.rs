@@ -48,8 +48,8 @@ fn all_open(cluster: &mut Cluster) {
     }
 }
 
-#[test]
-fn of_a_new_job_it_is_nobodys_claim() {
+/// What one peer may say of a new job's owner.
+fn words() -> [Vec<PeerMessage>; 4] {
     let mark = HighMark {
         run: RunId::new(1),
         step: Step::new(1),
@@ -80,16 +80,62 @@ fn of_a_new_job_it_is_nobodys_claim() {
     let cannot_be = fences(&Namespace::new("x").unwrap(), u64::MAX >> 1);
     let mut found_out = vec![fences(&fresh(), 1)];
     found_out.extend(std::iter::repeat_n(cannot_be, 9));
-    for messages in [
+    [
         vec![marks],
         vec![failures],
         vec![PeerMessage::Pins(None, of)],
         found_out,
-    ] {
+    ]
+}
+
+#[test]
+fn of_a_new_job_it_is_nobodys_claim() {
+    for messages in words() {
         let mut cluster = Cluster::start(4, 2, 10);
         cluster.run_for(5_000);
         all_tell(&mut cluster, &messages);
         all_open(&mut cluster);
+    }
+}
+
+fn board(bytes: u64) -> Request {
+    Request::Board {
+        rank: Rank::new(0),
+        kind: BoardKind::Steps,
+        bytes,
+    }
+}
+
+#[test]
+fn of_a_new_job_it_takes_no_boards_away() {
+    for messages in words() {
+        let mut cluster = Cluster::start(4, 2, 10);
+        cluster.run_for(5_000);
+        let conn = cluster.comes_by(1, &fresh(), TOKEN);
+        let Reply::SlotGranted { slot, .. } = cluster.ask(1, conn, board(100)) else {
+            panic!("no board");
+        };
+        all_tell(&mut cluster, &messages);
+        let again = cluster.ask(1, conn, board(0));
+        let is_same = matches!(again, Reply::SlotGranted { slot: same, .. } if same == slot);
+        assert!(is_same, "{again:?} after {messages:?}");
+        all_open(&mut cluster);
+    }
+}
+
+#[test]
+fn of_a_new_job_it_keeps_nobody_from_a_board() {
+    for messages in words() {
+        let mut cluster = Cluster::start(4, 2, 10);
+        cluster.run_for(5_000);
+        all_tell(&mut cluster, &messages);
+        let conn = cluster.comes_by(1, &fresh(), TOKEN);
+        let made = cluster.ask(1, conn, board(100));
+        let is_made = matches!(made, Reply::SlotGranted { .. });
+        assert!(is_made, "{made:?} after {messages:?}");
+        all_open(&mut cluster);
+        let again = cluster.ask(1, conn, board(0));
+        assert!(matches!(again, Reply::SlotGranted { .. }), "{again:?}");
     }
 }
 
@@ -136,14 +182,6 @@ fn a_strangers_trainer_is_not_let_in_by_it() {
     );
     let owner = comes(TOKEN);
     assert!(matches!(owner, Reply::Welcome { .. }), "{owner:?}");
-}
-
-fn board(bytes: u64) -> Request {
-    Request::Board {
-        rank: Rank::new(0),
-        kind: BoardKind::Steps,
-        bytes,
-    }
 }
 
 /// Nodes of twelve that have a board of a job remember it; the others have forgotten it.
