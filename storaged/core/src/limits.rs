@@ -334,6 +334,10 @@ pub const SESSIONS_LED_MAX: usize = 4;
 /// Damaged checkpoints of the durable tier that a node remembers; their markers in the tier say it for good.
 pub const QUARANTINED_MAX: usize = 256;
 
+/// For so long after a node was asked to promise a run its job is that owner's, though nobody has opened it. Whoever is about to asks again in
+/// half of the time.
+pub const PROMISE_CLAIMS_MS: u64 = 60_000;
+
 /// A node that is up and has not answered whether it promises a run does not hold its opening up for longer.
 pub const PROMISE_MAX_MS: u64 = 3_000;
 

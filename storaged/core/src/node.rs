@@ -353,8 +353,11 @@ impl Node {
     fn go_on_with_held(&mut self) {
         for held in self.cx.take_held() {
             match self.cx.hears_late(&held) {
-                Ok(()) => self.request_of_known(held.id, held.request),
-                Err(refusal) => self.cx.reply(held.id, Reply::Refused(refusal)),
+                Ok(()) => self.request_of_known(held.id, held.with_time_left(self.cx.now)),
+                Err(refusal) => {
+                    self.cx.budget.release_request(held.id.conn);
+                    self.cx.reply(held.id, Reply::Refused(refusal));
+                }
             }
         }
     }

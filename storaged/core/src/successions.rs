@@ -111,6 +111,24 @@ impl HeldRequest {
         is_told || self.until() <= now
     }
 
+    /// The request, of a caller who has waited already.
+    pub fn with_time_left(mut self, now: Now) -> Request {
+        let left = u32::try_from(self.deadline.since(now)).unwrap_or(u32::MAX);
+        match &mut self.request {
+            Request::OpenRun { timeout_ms }
+            | Request::Plan { timeout_ms, .. }
+            | Request::PlanDrill { timeout_ms, .. }
+            | Request::OpenShard { timeout_ms, .. }
+            | Request::Verify { timeout_ms, .. }
+            | Request::Verdict { timeout_ms }
+            | Request::Wait { timeout_ms, .. }
+            | Request::Drop { timeout_ms, .. } => *timeout_ms = left.min(*timeout_ms),
+            Request::RestartFailed(report) => report.timeout_ms = left.min(report.timeout_ms),
+            _ => {}
+        }
+        self.request
+    }
+
     /// Or have had time to.
     pub fn have_peers_told(&self, now: Now) -> bool {
         self.waiting_for.is_empty() || self.since.plus(limits::CHANGE_WAIT_MS) <= now

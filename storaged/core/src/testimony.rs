@@ -8,7 +8,7 @@ use storaged_wire::peer::PeerMessage;
 use storaged_wire::{Namespace, NodeName, RunId};
 
 use crate::api::{FalseStatement, Note, Now, Severity};
-use crate::catalog::NamespaceTable;
+use crate::catalog::{Claim, NamespaceTable};
 use crate::context::Context;
 use crate::limits;
 
@@ -144,18 +144,35 @@ impl Context {
     }
 
     /// Whether a job is somebody's as one peer says, and in no other way: nothing of it is here or was promised here. A liar that is
-    /// asked for a new job would have it otherwise, at all nodes.
+    /// asked for a new job would have it otherwise, at all nodes. A promise claims a name for as long as somebody may be about to open its run: who broke
+    /// off, or asked by the wrong token, would keep the owner out for an hour.
     pub(crate) fn is_hearsay(&self, job: &Namespace, table: &NamespaceTable) -> bool {
-        let is_told = table.fence == RunId::ZERO && table.granted == RunId::ZERO;
+        let is_lately = |at: Now| self.now.since(at) < limits::PROMISE_CLAIMS_MS;
+        let is_claimed = table.granted_at.is_some_and(is_lately)
+            || (table.granted != RunId::ZERO && planted!("promises_claim_for_good"));
+        let is_told = table.fence == RunId::ZERO && !is_claimed;
         is_told
             && table.words.len() < self.words_needed()
             && !self.has_checkpoints(job)
             && !planted!("one_word_claims_a_name")
     }
 
+    /// Whether nobody here knows of a job but as one peer says.
+    pub(crate) fn is_only_told(&self, job: &Namespace) -> bool {
+        let table = self.namespaces.get(job);
+        table.is_some_and(|it| it.claim != Claim::Boards && self.is_hearsay(job, it))
+            && !planted!("told_names_fill_a_tenant")
+    }
+
+    /// Peers that are up, and whose answers are worth waiting for.
+    pub(crate) fn believed_peers(&self) -> impl Iterator<Item = &NodeName> {
+        let peers = self.peers.keys();
+        peers.filter(|it| self.is_believed(it) || planted!("liars_are_waited_for"))
+    }
+
     /// So many peers must say what none of them can prove: two, of which one is sound, unless there is only one.
     pub(crate) fn words_needed(&self) -> usize {
-        let peers = self.peers.keys().filter(|it| self.is_believed(it));
+        let peers = self.believed_peers();
         if planted!("one_word_is_enough") {
             return 1;
         }

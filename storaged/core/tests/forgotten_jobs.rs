@@ -2,8 +2,12 @@
 //! though they pause, links stall and one peer lies: its newest token opens the job everywhere, and nobody else's does.
 
 mod cluster;
+#[path = "forgotten_jobs/in_time.rs"]
+mod in_time;
 #[path = "forgotten_jobs/one_word.rs"]
 mod one_word;
+#[path = "forgotten_jobs/only_promised.rs"]
+mod only_promised;
 mod testkit;
 
 use cluster::Cluster;

@@ -7,7 +7,7 @@ use storaged_wire::peer::PeerMessage;
 use storaged_wire::{Namespace, NodeName, Refusal};
 
 use super::fence::wrong_token;
-use super::open_run::Phase;
+use super::proposal::Phase;
 use crate::api::{DurablePolicy, Now, QueryId, RunAuthority};
 use crate::context::Context;
 use crate::limits;
@@ -54,7 +54,7 @@ impl Asking {
         let have_had_time = self.waits().all(|at| at <= cx.now) && word == WordOfOwner::Agrees;
         let have_answered = have_had_time
             || self.ends() <= cx.now
-            || cx.peers.keys().all(|peer| self.answered.contains(peer));
+            || cx.believed_peers().all(|peer| self.answered.contains(peer));
         let is_given = cx.setup.durable != DurablePolicy::Absent
             || cx.setup.run_authority == RunAuthority::Registry;
         let enough_told = self.answered.len() + 1 >= cx.majority();
@@ -99,7 +99,7 @@ impl Runs {
         let Phase::Asking(asking) = &mut proposal.phase else {
             return;
         };
-        let asked = asking.asks(cx.peers.keys(), cx.now);
+        let asked = asking.asks(cx.believed_peers(), cx.now);
         send_query(&asked, query, &proposal.namespace, cx);
         let told = cx.told_owner_of(&proposal.namespace);
         let word = match told.filter(|owner| *owner != proposal.owner) {

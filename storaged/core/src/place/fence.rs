@@ -155,7 +155,10 @@ impl Context {
         if self.check_owner(&asked.namespace, asked.owner).is_err() {
             return PromiseOutcome::WrongOwner;
         }
+        let now = self.now;
         if self.is_promised_here(asked) {
+            let table = self.namespaces.get_mut(&asked.namespace);
+            table.into_iter().for_each(|it| it.granted_at = Some(now));
             return PromiseOutcome::Promised;
         }
         let highest = self.highest_number(&asked.namespace);
@@ -169,6 +172,7 @@ impl Context {
         if !planted!("promises_forgotten") {
             let table = self.namespace_table(&asked.namespace, asked.owner);
             (table.promised, table.granted) = (asked.run, asked.run);
+            table.granted_at = Some(now);
         }
         PromiseOutcome::Promised
     }
@@ -330,7 +334,7 @@ impl Context {
     }
 
     /// Whose a job is, and by which token it is opened since.
-    fn tell_owner(&mut self, to: &NodeName, namespace: &Namespace) {
+    pub(super) fn tell_owner(&mut self, to: &NodeName, namespace: &Namespace) {
         let Some(fence) = self.fence_record(namespace) else {
             return;
         };

@@ -12,6 +12,7 @@ mod lost;
 mod members;
 mod missing;
 mod open_run;
+mod proposal;
 mod restart;
 mod run_registry;
 mod standing;
@@ -28,7 +29,7 @@ use std::collections::BTreeMap;
 
 use storaged_wire::Namespace;
 
-use open_run::RunProposal;
+use proposal::RunProposal;
 use unknown_run::WaitingHello;
 
 use crate::api::{Now, QueryId};

@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_codec::digest;
 use storaged_wire::local::Reply;
-use storaged_wire::peer::{NamedRun, PeerMessage, PromiseOutcome};
-use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId};
+use storaged_wire::peer::{PeerMessage, PromiseOutcome};
+use storaged_wire::{Namespace, NodeName, Refusal, RefusalCode, RunId};
 
-use super::ask_first::Asking;
 use super::fence::wrong_token;
-use super::run_registry::{Registering, unregistered};
+use super::proposal::{Phase, RunProposal, TierClaim, above_all};
+use super::run_registry::unregistered;
 use crate::api::{
     ClaimFault, ConnId, DurableFault, DurablePolicy, FalseStatement, Now, Output, QueryId,
     RequestId, RunAuthority, RunsWithoutTier,
@@ -22,106 +22,6 @@ use crate::catalog::Unrecorded;
 use crate::context::Context;
 use crate::limits;
 use crate::place::Runs;
-
-/// A run that this node is opening for a trainer.
-#[derive(Debug, Clone)]
-pub(crate) struct RunProposal {
-    pub id: RequestId,
-    pub namespace: Namespace,
-    pub(super) owner: Owner,
-    run: RunId,
-    /// The highest number that anybody has told of.
-    above: u64,
-    attempts: u32,
-    /// How often the tier was asked for a number.
-    claims: u32,
-    /// How often each node has said that the number is taken, and who calls the namespace another one's.
-    taken: BTreeMap<NodeName, u32>,
-    foreign: BTreeSet<NodeName>,
-    tier: TierClaim,
-    pub(super) phase: Phase,
-    deadline: Now,
-}
-
-/// What the durable tier has to say of the number.
-#[derive(Debug, Clone)]
-enum TierClaim {
-    Absent,
-    Asked,
-    /// It has given the number.
-    Claimed,
-    Failed {
-        fault: DurableFault,
-        at: Now,
-    },
-}
-
-#[derive(Debug, Clone)]
-pub(super) enum Phase {
-    /// For peers that may know the job.
-    Asking(Asking),
-    /// For the tier's number, or for this proposer's turn.
-    Waiting { until: Now },
-    Promising {
-        since: Now,
-        asked: BTreeSet<NodeName>,
-        promised: BTreeSet<NodeName>,
-    },
-    /// Promised, and the registry was asked for its number.
-    Registering(Registering),
-    /// The run is opened: the others are being told.
-    Raising {
-        until: Now,
-        told: BTreeSet<NodeName>,
-    },
-}
-
-impl RunProposal {
-    /// As it is proposed now.
-    pub const fn run(&self) -> RunId {
-        self.run
-    }
-
-    /// Above all numbers that are known now.
-    pub(super) fn set_above(&mut self, highest: u64) -> Result<(), Refusal> {
-        self.above = self.above.max(highest);
-        self.run = above_all(&self.namespace, self.above, self.run.identity())?;
-        Ok(())
-    }
-
-    fn named(&self) -> NamedRun {
-        NamedRun {
-            namespace: self.namespace.clone(),
-            owner: self.owner,
-            run: self.run,
-        }
-    }
-
-    /// When it goes on without having heard anything.
-    pub fn wakes(&self, now: Now) -> Now {
-        let phase = match &self.phase {
-            Phase::Asking(asking) => asking.wakes(now),
-            Phase::Waiting { until } | Phase::Raising { until, .. } => *until,
-            Phase::Promising { since, .. } => since.plus(limits::PROMISE_MAX_MS),
-            Phase::Registering(registering) => registering.wakes(),
-        };
-        if phase > now {
-            phase.min(self.deadline)
-        } else {
-            self.deadline
-        }
-    }
-
-    fn promises(&self) -> usize {
-        match &self.phase {
-            Phase::Promising { promised, .. } => promised.len(),
-            Phase::Asking(_)
-            | Phase::Waiting { .. }
-            | Phase::Registering(_)
-            | Phase::Raising { .. } => 0,
-        }
-    }
-}
 
 impl Runs {
     pub(crate) fn open_run(
@@ -189,7 +89,9 @@ impl Runs {
         let of_tenant = |name: &Namespace| name.tenant() == namespace.tenant();
         let proposed = self.proposals.values().map(|it| &it.namespace);
         let proposed = proposed.filter(|name| of_tenant(name) && cx.owner_of(name).is_none());
-        let new = cx.new_jobs().filter(|name| of_tenant(name));
+        let new = cx
+            .new_jobs()
+            .filter(|name| of_tenant(name) && !cx.is_only_told(name));
         if new.chain(proposed).nth(limits::NEW_JOBS_MAX - 1).is_none() {
             return Ok(());
         }
@@ -370,17 +272,20 @@ impl Runs {
         match outcome {
             PromiseOutcome::Promised => {
                 promised.insert(from.clone());
+                proposal.foreign.remove(from);
                 self.judge_promises(query, cx);
             }
             PromiseOutcome::Taken { highest } => self.number_taken(from, query, highest, cx),
             PromiseOutcome::WrongOwner => {
                 proposal.foreign.insert(from.clone());
-                let (refusal, says) = (
-                    wrong_token(&proposal.namespace),
-                    proposal.foreign.iter().filter(|it| *it != cx.me()).count(),
-                );
-                if from == cx.me() || says >= cx.words_needed() {
-                    self.refuse_run(query, refusal, cx);
+                let is_foreign = proposal.is_called_anothers(cx);
+                let namespace = proposal.namespace.clone();
+                let is_opened = cx.has_heard_of(&namespace) && !planted!("promises_keep_names");
+                if from == cx.me() || is_foreign && !is_opened {
+                    self.refuse_run(query, wrong_token(&namespace), cx);
+                } else if is_opened {
+                    // It may only have promised the job to somebody else: told whose it is it asks others, and promises when it is asked again.
+                    cx.tell_owner(from, &namespace);
                 }
             }
         }
@@ -439,11 +344,13 @@ impl Runs {
             return;
         };
         let all = everyone.iter().all(|node| promised.contains(node));
-        let late = cx.now >= since.plus(limits::PROMISE_MAX_MS);
+        let is_registered = cx.setup.run_authority == RunAuthority::Registry;
+        let has_no_time = proposal.deadline <= cx.now && !is_registered;
+        let late = cx.now >= since.plus(limits::PROMISE_MAX_MS) || has_no_time;
         if !(all || late) || !cx.settled() || !promised.contains(cx.me()) {
             return;
         }
-        if cx.setup.run_authority == RunAuthority::Registry && !planted!("registry_not_asked") {
+        if is_registered && !planted!("registry_not_asked") {
             return self.register(query, cx);
         }
         let majority = promised.len() >= cx.majority() || planted!("no_majority_needed");
@@ -516,12 +423,7 @@ impl Runs {
     /// Answers may be lost while links come up: whoever has not promised is asked again.
     pub(crate) fn repeat_proposals(&mut self, cx: &mut Context) {
         for proposal in self.proposals.values_mut() {
-            if let Phase::Promising {
-                asked, promised, ..
-            } = &mut proposal.phase
-            {
-                asked.clone_from(promised);
-            }
+            proposal.asks_again(cx.now);
         }
         self.ask_silent(cx);
         self.advance_proposals(cx);
@@ -558,7 +460,7 @@ impl Context {
     }
 
     fn everyone_up(&self) -> Vec<NodeName> {
-        let peers = self.peers.keys();
+        let peers = self.believed_peers();
         peers.chain([self.me()]).cloned().collect()
     }
 
@@ -572,6 +474,9 @@ impl Context {
             return unregistered(proposal, registering);
         }
         let (namespace, got) = (&proposal.namespace, proposal.promises());
+        if proposal.is_called_anothers(self) {
+            return wrong_token(namespace);
+        }
         let tier = match &proposal.tier {
             TierClaim::Asked => Some("no answer in time".to_string()),
             TierClaim::Failed { fault, .. } => Some(fault.to_string()),
@@ -629,20 +534,6 @@ impl Context {
     }
 }
 
-/// The run of this identity above every number up to `highest`.
-fn above_all(namespace: &Namespace, highest: u64, identity: u64) -> Result<RunId, Refusal> {
-    let number = RunId::new(highest).next_number();
-    let number = number.filter(|number| *number <= limits::RUN_NUMBER_MAX);
-    let run = number.map(|number| RunId::with_identity(number, identity));
-    run.ok_or_else(|| {
-        let text = format!(
-            "expected a run number below {} to be the highest of {namespace}, got {highest}: no higher number is left, use another namespace",
-            limits::RUN_NUMBER_MAX
-        );
-        Refusal::new(RefusalCode::NoRunLeft, text)
-    })
-}
-
 /// Other bits of the identity for every attempt, over a span that grows.
 fn back_off_ms(identity: u64, attempt: u32) -> u64 {
     let span = limits::RUN_BACK_OFF_MS << attempt.min(6);
@@ -666,16 +557,5 @@ mod tests {
         let waits = |identity| (1..9).map(move |attempt| back_off_ms(identity, attempt));
         assert!(waits(u64::MAX).all(|wait| (1..=64 * limits::RUN_BACK_OFF_MS).contains(&wait)));
         assert!(waits(0x00f3_a9c1_d2e4_b5a6).ne(waits(0x00f3_a9c1_d2e4_b5a7)));
-    }
-
-    #[test]
-    fn after_the_last_number_there_is_none() {
-        let namespace = Namespace::new("job").unwrap();
-        let last = above_all(&namespace, limits::RUN_NUMBER_MAX - 1, 5).unwrap();
-        assert_eq!(last, RunId::with_identity(limits::RUN_NUMBER_MAX, 5));
-        for highest in [limits::RUN_NUMBER_MAX, u64::MAX] {
-            let refused = above_all(&namespace, highest, 5).unwrap_err();
-            assert_eq!(refused.code, RefusalCode::NoRunLeft);
-        }
     }
 }

@@ -4,7 +4,7 @@
 
 use storaged_wire::{Namespace, Refusal, RefusalCode, RunId};
 
-use super::open_run::{Phase, RunProposal};
+use super::proposal::{Phase, RunProposal};
 use crate::api::{Now, Output, QueryId, Registration, RegistryFault};
 use crate::context::Context;
 use crate::limits;

@@ -38,7 +38,11 @@ impl Context {
         if query != 0 {
             self.touch(namespace);
         }
-        let owner = self.owner_of(namespace);
+        // What was only promised is nobody's yet: its owner would be refused his plan where somebody else had wanted a run.
+        let is_opened = self.has_heard_of(namespace)
+            || self.has_checkpoints(namespace)
+            || planted!("promises_refuse_plans");
+        let owner = self.owner_of(namespace).filter(|_| is_opened);
         let holdings = self.holdings_of(namespace);
         self.send(
             from,

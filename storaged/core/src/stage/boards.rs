@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use storaged_wire::local::{BoardKind, Reply};
-use storaged_wire::{Namespace, Owner, Rank, Refusal, RefusalCode, SlotId};
+use storaged_wire::{Namespace, Owner, Rank, Refusal, RefusalCode, RunId, SlotId};
 
 use crate::api::RequestId;
 use crate::catalog::{Claim, NamespaceTable, Slot, SlotUse};
@@ -128,7 +128,10 @@ impl Context {
     /// Whether all that speaks against this owner of a job is one peer's word: it keeps nobody from a board.
     fn is_told_of_another(&self, namespace: &Namespace, owner: Owner) -> bool {
         let table = self.namespaces.get(namespace);
-        table.is_some_and(|it| it.owner != owner && self.is_hearsay(namespace, it))
+        let is_told = |it: &NamespaceTable| {
+            it.owner != owner && it.granted == RunId::ZERO && self.is_hearsay(namespace, it)
+        };
+        table.is_some_and(is_told)
             && !self.has_boards(namespace)
             && !planted!("one_word_keeps_from_boards")
     }

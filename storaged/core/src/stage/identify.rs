@@ -57,7 +57,7 @@ impl Context {
             self.find_successions(namespace, errand, None);
         }
         if !all_have_told {
-            let peers: Vec<NodeName> = self.peers.keys().cloned().collect();
+            let peers: Vec<NodeName> = self.believed_peers().cloned().collect();
             peers.iter().for_each(|peer| self.greetings_ask(peer));
         }
         Ok(None)
@@ -70,6 +70,9 @@ impl Context {
 
     /// Asks a peer that has come up for what it knows of the jobs of hellos and requests that wait. What it tells of itself comes before its answer.
     pub(crate) fn greetings_ask(&mut self, node: &NodeName) {
+        if !self.is_believed(node) {
+            return;
+        }
         let mut asked = Vec::new();
         for (query, namespace, waiting_for) in self.successions.awaiting_peers() {
             if waiting_for.insert(node.clone()) {

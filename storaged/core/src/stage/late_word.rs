@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use storaged_wire::local::Request;
 use storaged_wire::peer::PeerMessage;
+use storaged_wire::verdict::VERDICT_MIN_MS;
 use storaged_wire::{NodeName, Refusal, RefusalCode};
 
 use super::rotate::is_of_job;
@@ -25,10 +26,12 @@ const fn limit_of(request: &Request) -> Option<u32> {
         | Request::PlanDrill { timeout_ms, .. }
         | Request::OpenShard { timeout_ms, .. }
         | Request::Verify { timeout_ms, .. }
-        | Request::Verdict { timeout_ms }
         | Request::Wait { timeout_ms, .. }
         | Request::Drop { timeout_ms, .. } => Some(*timeout_ms),
         Request::RestartFailed(report) => Some(report.timeout_ms),
+        // Whoever asks for one waits for so long, whatever it says.
+        Request::Verdict { timeout_ms } if *timeout_ms < VERDICT_MIN_MS => Some(VERDICT_MIN_MS),
+        Request::Verdict { timeout_ms } => Some(*timeout_ms),
         _ => None,
     }
 }
@@ -43,7 +46,8 @@ impl Context {
         };
         // A run is promised by rules of its own once peers have told.
         let asks_peers = !matches!(request, Request::OpenRun { .. });
-        let has_peers = !self.peers.is_empty() && !planted!("forgotten_jobs_are_read_unasked");
+        let has_peers =
+            self.believed_peers().next().is_some() && !planted!("forgotten_jobs_are_read_unasked");
         asks_peers && has_peers || self.lacks_word_of_tier(attached)
     }
 
@@ -63,7 +67,7 @@ impl Context {
         } else {
             LateWord::Unneeded
         };
-        let peers: BTreeSet<NodeName> = self.peers.keys().cloned().collect();
+        let peers: BTreeSet<NodeName> = self.believed_peers().cloned().collect();
         let held = HeldRequest {
             id,
             deadline: limit_of(&request).map_or_else(
@@ -109,6 +113,14 @@ impl Context {
             return Err(wrong_token(&held.namespace));
         }
         self.check_not_retired(namespace, attached.said)?;
+        // Otherwise a retired token would do as it likes by saying that it has no time.
+        let is_hurried = !held.have_peers_told(self.now) && !self.has_heard_of(namespace);
+        if is_hurried && !planted!("who_is_in_a_hurry_is_let_in") {
+            let text = format!(
+                "expected all nodes that are up to say in time by which token {namespace} is opened: try again with more time"
+            );
+            return Err(Refusal::new(RefusalCode::TimedOut, text));
+        }
         let Some(early) = attached.early else {
             return Ok(());
         };

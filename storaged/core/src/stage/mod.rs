@@ -242,12 +242,16 @@ impl Context {
         self.keeping.touch_job(namespace);
         self.pass_boards_to(namespace, owner);
         let table = self.namespaces.get(namespace);
+        let mut promised = RunId::ZERO;
         if table.is_some_and(|it| it.owner != owner && self.is_hearsay(namespace, it)) {
             self.drop_boards(namespace);
-            self.namespaces.remove(namespace);
+            let before = self.namespaces.remove(namespace);
+            // A number that was promised stays: two runs never have the same one.
+            promised = before.map_or(promised, |it| it.promised);
         }
         let table = self.namespaces.entry(namespace.clone());
         let table = table.or_insert_with(|| NamespaceTable::new(owner));
+        table.promised = table.promised.max(promised);
         table.claim = Claim::Held;
         table
     }
