@@ -446,8 +446,6 @@ pub(crate) struct NamespaceTable {
     pub promised: RunId,
     /// The highest that this node has promised.
     pub granted: RunId,
-    /// When it was last asked to.
-    pub granted_at: Option<Now>,
     /// What each peer says of its runs; it counts once enough say so.
     pub words: BTreeMap<NodeName, Word>,
     /// What peers say who call the job another owner's.
@@ -485,7 +483,6 @@ impl NamespaceTable {
             fence: RunId::ZERO,
             promised: RunId::ZERO,
             granted: RunId::ZERO,
-            granted_at: None,
             words: BTreeMap::new(),
             rivals: BTreeMap::new(),
             owner_asked: None,

@@ -188,6 +188,9 @@ pub const KEPT_UNPROTECTED_MS: u64 = 10_000;
 /// A trainer waits so long for a slot before a checkpoint that can be made no safer gives way to a newer one.
 pub const SUPERSEDE_AFTER_MS: u64 = 1_000;
 
+/// And so long before a step does that home nodes called protected before they lost their memory: nodes that are away may come back with its blocks.
+pub const GONE_WORDS_MS: u64 = 6_000;
+
 /// And so long before the one that is on its way to the durable tier does.
 pub const UPLOAD_YIELDS_AFTER_MS: u64 = 3_000;
 
@@ -333,10 +336,6 @@ pub const SESSIONS_LED_MAX: usize = 4;
 
 /// Damaged checkpoints of the durable tier that a node remembers; their markers in the tier say it for good.
 pub const QUARANTINED_MAX: usize = 256;
-
-/// For so long after a node was asked to promise a run its job is that owner's, though nobody has opened it. Whoever is about to asks again in
-/// half of the time.
-pub const PROMISE_CLAIMS_MS: u64 = 60_000;
 
 /// A node that is up and has not answered whether it promises a run does not hold its opening up for longer.
 pub const PROMISE_MAX_MS: u64 = 3_000;

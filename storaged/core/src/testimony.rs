@@ -144,13 +144,9 @@ impl Context {
     }
 
     /// Whether a job is somebody's as one peer says, and in no other way: nothing of it is here or was promised here. A liar that is
-    /// asked for a new job would have it otherwise, at all nodes. A promise claims a name for as long as somebody may be about to open its run: who broke
-    /// off, or asked by the wrong token, would keep the owner out for an hour.
+    /// asked for a new job would have it otherwise, at all nodes.
     pub(crate) fn is_hearsay(&self, job: &Namespace, table: &NamespaceTable) -> bool {
-        let is_lately = |at: Now| self.now.since(at) < limits::PROMISE_CLAIMS_MS;
-        let is_claimed = table.granted_at.is_some_and(is_lately)
-            || (table.granted != RunId::ZERO && planted!("promises_claim_for_good"));
-        let is_told = table.fence == RunId::ZERO && !is_claimed;
+        let is_told = table.fence == RunId::ZERO && table.granted == RunId::ZERO;
         is_told
             && table.words.len() < self.words_needed()
             && !self.has_checkpoints(job)

@@ -70,6 +70,12 @@ impl Asking {
         new
     }
 
+    /// A peer is gone, and is asked again when it comes back.
+    pub fn forget_peer(&mut self, node: &NodeName) {
+        self.asked.remove(node);
+        self.answered.remove(node);
+    }
+
     /// Peers that are silent: the first question may have come before their end of the link was up.
     fn silent(&self) -> Vec<NodeName> {
         let asked = self.asked.keys();
@@ -153,16 +159,6 @@ impl Runs {
         if let Some(Phase::Asking(asking)) = asking {
             asking.answered.insert(from.clone());
             self.advance_proposal(query, cx);
-        }
-    }
-
-    /// A peer is gone, and is asked again when it comes back.
-    pub(super) fn asking_forgets(&mut self, node: &NodeName) {
-        for proposal in self.proposals.values_mut() {
-            if let Phase::Asking(asking) = &mut proposal.phase {
-                asking.asked.remove(node);
-                asking.answered.remove(node);
-            }
         }
     }
 }

@@ -155,10 +155,7 @@ impl Context {
         if self.check_owner(&asked.namespace, asked.owner).is_err() {
             return PromiseOutcome::WrongOwner;
         }
-        let now = self.now;
         if self.is_promised_here(asked) {
-            let table = self.namespaces.get_mut(&asked.namespace);
-            table.into_iter().for_each(|it| it.granted_at = Some(now));
             return PromiseOutcome::Promised;
         }
         let highest = self.highest_number(&asked.namespace);
@@ -172,7 +169,6 @@ impl Context {
         if !planted!("promises_forgotten") {
             let table = self.namespace_table(&asked.namespace, asked.owner);
             (table.promised, table.granted) = (asked.run, asked.run);
-            table.granted_at = Some(now);
         }
         PromiseOutcome::Promised
     }

@@ -345,15 +345,16 @@ impl Runs {
         };
         let all = everyone.iter().all(|node| promised.contains(node));
         let is_registered = cx.setup.run_authority == RunAuthority::Registry;
-        let has_no_time = proposal.deadline <= cx.now && !is_registered;
-        let late = cx.now >= since.plus(limits::PROMISE_MAX_MS) || has_no_time;
-        if !(all || late) || !cx.settled() || !promised.contains(cx.me()) {
+        let late = cx.now >= since.plus(limits::PROMISE_MAX_MS);
+        let majority = promised.len() >= cx.majority() || planted!("no_majority_needed");
+        // At the end of its time a majority is enough; without one, the tier's number is not while others may know of a higher one.
+        let has_no_time = proposal.deadline <= cx.now && majority && !is_registered;
+        if !(all || late || has_no_time) || !cx.settled() || !promised.contains(cx.me()) {
             return;
         }
         if is_registered && !planted!("registry_not_asked") {
             return self.register(query, cx);
         }
-        let majority = promised.len() >= cx.majority() || planted!("no_majority_needed");
         if majority || matches!(proposal.tier, TierClaim::Claimed) {
             self.raise(query, cx);
         }
@@ -423,7 +424,7 @@ impl Runs {
     /// Answers may be lost while links come up: whoever has not promised is asked again.
     pub(crate) fn repeat_proposals(&mut self, cx: &mut Context) {
         for proposal in self.proposals.values_mut() {
-            proposal.asks_again(cx.now);
+            proposal.asks_again();
         }
         self.ask_silent(cx);
         self.advance_proposals(cx);
@@ -474,7 +475,7 @@ impl Context {
             return unregistered(proposal, registering);
         }
         let (namespace, got) = (&proposal.namespace, proposal.promises());
-        if proposal.is_called_anothers(self) {
+        if proposal.is_called_anothers(self) && !self.has_heard_of(namespace) {
             return wrong_token(namespace);
         }
         let tier = match &proposal.tier {

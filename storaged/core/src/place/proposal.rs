@@ -116,20 +116,30 @@ impl RunProposal {
         others.count() >= cx.words_needed()
     }
 
-    /// Whoever has not promised is to be asked again; all are in time, as a promise keeps the job's name for so long alone.
-    pub(super) fn asks_again(&mut self, now: Now) {
+    /// Whoever has not promised is to be asked again: answers may be lost while links come up.
+    pub(super) fn asks_again(&mut self) {
         if let Phase::Promising {
-            since,
-            asked,
-            promised,
+            asked, promised, ..
         } = &mut self.phase
         {
-            let is_old = now.since(*since) >= limits::PROMISE_CLAIMS_MS / 2;
-            if is_old && !planted!("promises_are_asked_for_once") {
-                *since = now;
-                promised.clear();
-            }
             asked.clone_from(promised);
+        }
+    }
+
+    /// A peer is gone, with what it has said: it may have forgotten what it promised.
+    pub(super) fn forget_peer(&mut self, node: &NodeName) {
+        self.foreign.remove(node);
+        match &mut self.phase {
+            Phase::Asking(asking) => asking.forget_peer(node),
+            Phase::Promising {
+                asked, promised, ..
+            } => {
+                asked.remove(node);
+                if !planted!("promises_of_the_gone_count") {
+                    promised.remove(node);
+                }
+            }
+            Phase::Waiting { .. } | Phase::Registering(_) | Phase::Raising { .. } => {}
         }
     }
 }
@@ -155,45 +165,6 @@ pub(super) fn above_all(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::ConnId;
-    use crate::testkit::{job, name, owner};
-
-    #[test]
-    fn who_has_promised_is_asked_again_before_its_promise_counts_no_more() {
-        let mut proposal = RunProposal {
-            id: RequestId {
-                conn: ConnId(1),
-                index: 1,
-            },
-            namespace: job(),
-            owner: owner(),
-            run: RunId::new(1),
-            above: 0,
-            attempts: 0,
-            claims: 0,
-            taken: BTreeMap::new(),
-            foreign: BTreeSet::new(),
-            tier: TierClaim::Absent,
-            phase: Phase::Promising {
-                since: Now(1_000),
-                asked: BTreeSet::from(["a", "b"].map(name)),
-                promised: BTreeSet::from([name("a")]),
-            },
-            deadline: Now(600_000),
-        };
-        let mut left_at = |now| {
-            proposal.asks_again(Now(now));
-            match &proposal.phase {
-                Phase::Promising {
-                    asked, promised, ..
-                } => (asked.len(), promised.len()),
-                _ => panic!("another phase"),
-            }
-        };
-        assert_eq!(left_at(2_000), (1, 1), "b alone is asked again");
-        let later = 1_000 + limits::PROMISE_CLAIMS_MS / 2;
-        assert_eq!(left_at(later), (0, 0), "all are");
-    }
 
     #[test]
     fn after_the_last_number_there_is_none() {

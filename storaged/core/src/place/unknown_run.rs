@@ -111,7 +111,9 @@ impl Runs {
     }
 
     pub(crate) fn forget_peer(&mut self, node: &NodeName) {
-        self.asking_forgets(node);
+        for proposal in self.proposals.values_mut() {
+            proposal.forget_peer(node);
+        }
         for waiting in self.hellos.values_mut() {
             waiting.waiting_for.remove(node);
         }
