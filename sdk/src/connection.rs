@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use storaged_arena::{PassingError, recv_frame_waiting, send_frame_waiting};
-use storaged_wire::failed::FailureReport;
 use storaged_wire::framing::LOCAL_FRAME_BYTES_MAX;
 use storaged_wire::local::{LOCAL_VERSION, Reply, Request, Role};
 use storaged_wire::{
@@ -151,7 +150,9 @@ impl Connection {
         }
         self.come_back(call, request)?;
         // Once: what ends the daemon each time must not do so for as long as the caller waits.
-        let again = with_less_time(request.clone(), call.left());
+        let again = request
+            .clone()
+            .within(call.left().saturating_sub(ANSWER_GRACE));
         self.exchange(call, &again).map_err(|failure| failure.error)
     }
 
@@ -314,28 +315,6 @@ impl Again {
             | Request::Succession => Self::Always,
         }
     }
-}
-
-/// The same request, of a caller who has waited already.
-fn with_less_time(mut request: Request, left: Duration) -> Request {
-    let left = left.saturating_sub(ANSWER_GRACE).as_millis();
-    let left = u32::try_from(left).unwrap_or(u32::MAX);
-    match &mut request {
-        Request::OpenRun { timeout_ms }
-        | Request::AcquireSlot { timeout_ms, .. }
-        | Request::Wait { timeout_ms, .. }
-        | Request::Plan { timeout_ms, .. }
-        | Request::OpenShard { timeout_ms, .. }
-        | Request::Verify { timeout_ms, .. }
-        | Request::Drop { timeout_ms, .. }
-        | Request::Verdict { timeout_ms }
-        | Request::PlanDrill { timeout_ms, .. }
-        | Request::RestartFailed(FailureReport { timeout_ms, .. }) => {
-            *timeout_ms = left.min(*timeout_ms);
-        }
-        _ => {}
-    }
-    request
 }
 
 /// Whether a daemon that was here is not any more, or not yet again: its socket is made anew, and then opened to its users.

@@ -1,6 +1,8 @@
 //! Trainer and daemon: the requests and replies on the Unix socket. One request at a time per connection, each
 //! answered in order; a descriptor, where a reply says so, travels with the reply's first byte (SCM_RIGHTS).
 
+mod timeout;
+
 use minicbor::bytes::{ByteSlice, ByteVec};
 use minicbor::{Decode, Encode};
 use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry};

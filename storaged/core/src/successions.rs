@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
+use std::time::Duration;
 
 use minicbor::bytes::ByteVec;
 use storaged_wire::local::{Request, Role};
@@ -112,21 +113,9 @@ impl HeldRequest {
     }
 
     /// The request, of a caller who has waited already.
-    pub fn with_time_left(mut self, now: Now) -> Request {
-        let left = u32::try_from(self.deadline.since(now)).unwrap_or(u32::MAX);
-        match &mut self.request {
-            Request::OpenRun { timeout_ms }
-            | Request::Plan { timeout_ms, .. }
-            | Request::PlanDrill { timeout_ms, .. }
-            | Request::OpenShard { timeout_ms, .. }
-            | Request::Verify { timeout_ms, .. }
-            | Request::Verdict { timeout_ms }
-            | Request::Wait { timeout_ms, .. }
-            | Request::Drop { timeout_ms, .. } => *timeout_ms = left.min(*timeout_ms),
-            Request::RestartFailed(report) => report.timeout_ms = left.min(report.timeout_ms),
-            _ => {}
-        }
-        self.request
+    pub fn with_time_left(self, now: Now) -> Request {
+        let left_ms = self.deadline.since(now);
+        self.request.within(Duration::from_millis(left_ms))
     }
 
     /// Or have had time to.

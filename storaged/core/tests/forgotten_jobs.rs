@@ -26,6 +26,16 @@ const FORGETFUL: usize = 11;
 const STALL_MS: u64 = 700;
 const OPEN: Request = Request::OpenRun { timeout_ms: 20_000 };
 
+/// A job that nobody has used yet.
+fn fresh() -> Namespace {
+    Namespace::new("fresh").unwrap()
+}
+
+fn says(cluster: &mut Cluster, from: usize, to: usize, message: PeerMessage) {
+    let from = name(from);
+    cluster.tell(to, Input::Message { from, message });
+}
+
 fn idle_since(cluster: &mut Cluster) {
     cluster.run_for(3_800_000);
 }

@@ -19,21 +19,13 @@ use crate::successions::{HeldRequest, LateWord, SuccessionWait, WordOfChanges};
 use crate::trickle::durable_unavailable;
 
 /// For how long whoever asks waits, where that is said.
-const fn limit_of(request: &Request) -> Option<u32> {
-    match request {
-        Request::OpenRun { timeout_ms }
-        | Request::Plan { timeout_ms, .. }
-        | Request::PlanDrill { timeout_ms, .. }
-        | Request::OpenShard { timeout_ms, .. }
-        | Request::Verify { timeout_ms, .. }
-        | Request::Wait { timeout_ms, .. }
-        | Request::Drop { timeout_ms, .. } => Some(*timeout_ms),
-        Request::RestartFailed(report) => Some(report.timeout_ms),
-        // Whoever asks for one waits for so long, whatever it says.
-        Request::Verdict { timeout_ms } if *timeout_ms < VERDICT_MIN_MS => Some(VERDICT_MIN_MS),
-        Request::Verdict { timeout_ms } => Some(*timeout_ms),
-        _ => None,
-    }
+fn limit_of(request: &mut Request) -> Option<u32> {
+    // Whoever asks for a verdict waits for so long, whatever it says.
+    let least = match request {
+        Request::Verdict { .. } => VERDICT_MIN_MS,
+        _ => 0,
+    };
+    request.timeout_mut().map(|said| least.max(*said))
 }
 
 impl Context {
@@ -56,7 +48,7 @@ impl Context {
         tier == Some(WordOfChanges::Missing) && !planted!("silent_tiers_are_asked_once")
     }
 
-    pub(crate) fn hold(&mut self, id: RequestId, request: Request) {
+    pub(crate) fn hold(&mut self, id: RequestId, mut request: Request) {
         let Some(attached) = self.conns.get(&id.conn) else {
             return;
         };
@@ -70,7 +62,7 @@ impl Context {
         let peers: BTreeSet<NodeName> = self.believed_peers().cloned().collect();
         let held = HeldRequest {
             id,
-            deadline: limit_of(&request).map_or_else(
+            deadline: limit_of(&mut request).map_or_else(
                 || self.now.plus(limits::SUCCESSION_WAIT_MS),
                 |ms| self.answer_by(ms),
             ),

@@ -9,7 +9,7 @@ use storaged_wire::{Generation, Namespace, Owner, RefusalCode, RunId, Step};
 use crate::cluster::tokens::{NEW, OTHER, code, is_opened};
 use crate::cluster::{Cluster, Conduct, Listing, Room};
 use crate::testkit::{Alone, TOKEN, hello_by, members, name, namespace, plan_newest, setup};
-use crate::{FORGETFUL, OPEN, changed_and_forgotten};
+use crate::{FORGETFUL, OPEN, changed_and_forgotten, says};
 
 /// The tier has the job, all nodes have lost their memory, and the tier fails.
 fn known_to_a_tier_that_fails() -> (Cluster, Namespace) {
@@ -127,9 +127,7 @@ fn a_member_that_is_not_believed_any_more_holds_up_no_request() {
             run,
             promised: run,
         };
-        let message = PeerMessage::Fences(vec![cannot_be]);
-        let from = name(2);
-        cluster.tell(0, Input::Message { from, message });
+        says(&mut cluster, 2, 0, PeerMessage::Fences(vec![cannot_be]));
     }
     cluster.run_for(1_000);
     let own = cluster.comes_by(0, &job, NEW);

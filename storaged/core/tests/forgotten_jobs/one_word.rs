@@ -10,13 +10,9 @@ use storaged_wire::{Generation, Namespace, Owner, Rank, RefusalCode, RunId, Step
 use crate::cluster::Cluster;
 use crate::cluster::tokens::{NEW, OTHER, code, is_opened};
 use crate::testkit::{Alone, TOKEN, hello_by, members, name, namespace, plan_newest, setup};
-use crate::{FORGETFUL, OPEN, STALL_MS, idle_since};
+use crate::{FORGETFUL, OPEN, STALL_MS, fresh, idle_since, says};
 
 const LIAR: usize = 5;
-
-fn fresh() -> Namespace {
-    Namespace::new("fresh").unwrap()
-}
 
 fn liar() -> Owner {
     Owner::of_token(OTHER)
@@ -34,8 +30,7 @@ fn fences(job: &Namespace, run: u64) -> PeerMessage {
 fn all_tell(cluster: &mut Cluster, messages: &[PeerMessage]) {
     for node in 0..LIAR {
         for message in messages {
-            let (from, message) = (name(LIAR), message.clone());
-            cluster.tell(node, Input::Message { from, message });
+            says(cluster, LIAR, node, message.clone());
         }
     }
     cluster.run_for(1_000);

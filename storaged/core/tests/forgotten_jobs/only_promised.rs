@@ -1,19 +1,15 @@
 //! Somebody has wanted a run of a job and opened none: by another token, by one peer's lie, from a node that died. The job is its owner's at once
 //! where anybody knows of its runs.
 
-use storaged_core::{Input, Viewer};
+use storaged_core::Viewer;
 use storaged_wire::local::{DurableWish, Reply, Request};
 use storaged_wire::peer::{Fence, NamedRun, PeerMessage};
 use storaged_wire::{Namespace, Owner, RefusalCode, RunId};
 
 use crate::cluster::Cluster;
 use crate::cluster::tokens::{NEW, OTHER, code, is_opened};
-use crate::testkit::{TOKEN, name, namespace, plan_newest};
-use crate::{OPEN, changed_and_forgotten, forgotten, idle_since};
-
-fn fresh() -> Namespace {
-    Namespace::new("fresh").unwrap()
-}
+use crate::testkit::{TOKEN, namespace, plan_newest};
+use crate::{OPEN, changed_and_forgotten, forgotten, fresh, idle_since, says};
 
 fn promise(job: &Namespace) -> PeerMessage {
     let run = NamedRun {
@@ -22,11 +18,6 @@ fn promise(job: &Namespace) -> PeerMessage {
         run: RunId::with_identity(900, 7),
     };
     PeerMessage::PromiseRun { query: 1, run }
-}
-
-fn says(cluster: &mut Cluster, from: usize, to: usize, message: PeerMessage) {
-    let from = name(from);
-    cluster.tell(to, Input::Message { from, message });
 }
 
 /// What is refused to who plans and opens a run there by this token.
