@@ -661,6 +661,10 @@ pub enum PeerMessage {
     /// The token of a job was changed for another one.
     #[n(93)]
     Rotated(#[n(0)] Box<Rotated>),
+    /// The sender does not open this run any more: what was promised to it for it holds the job's name no longer. An older node warns and
+    /// goes on without it.
+    #[n(94)]
+    WithdrawRun(#[n(0)] NamedRun),
 }
 
 /// Why a checkpoint is not owed to the durable tier any more.

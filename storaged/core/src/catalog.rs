@@ -15,6 +15,7 @@ use crate::api::{ConnId, Now, ParityId, RequestId, SlotShard};
 use crate::failed_steps::FailedRestarts;
 use crate::parcels::Notice;
 use crate::pins::{Pins, Vouched};
+use crate::place::PromisedTo;
 use crate::successions::{EarlyHello, SaidToken};
 
 /// A peer whose link is up.
@@ -446,6 +447,8 @@ pub(crate) struct NamespaceTable {
     pub promised: RunId,
     /// The highest that this node has promised.
     pub granted: RunId,
+    /// To whom it has promised runs that are not withdrawn.
+    pub promised_to: PromisedTo,
     /// What each peer says of its runs; it counts once enough say so.
     pub words: BTreeMap<NodeName, Word>,
     /// What peers say who call the job another owner's.
@@ -483,6 +486,7 @@ impl NamespaceTable {
             fence: RunId::ZERO,
             promised: RunId::ZERO,
             granted: RunId::ZERO,
+            promised_to: PromisedTo::default(),
             words: BTreeMap::new(),
             rivals: BTreeMap::new(),
             owner_asked: None,

@@ -340,6 +340,12 @@ pub const QUARANTINED_MAX: usize = 256;
 /// A node that is up and has not answered whether it promises a run does not hold its opening up for longer.
 pub const PROMISE_MAX_MS: u64 = 3_000;
 
+/// So many promises of a job are known by whom they were made to; with more, none of them can be withdrawn.
+pub const PROMISES_KEPT: usize = 64;
+
+/// Runs that a node has not opened after all, and says so of to peers that come up.
+pub const WITHDRAWN_KEPT: usize = 64;
+
 /// A node that is up and does not say that it has heard of an opened run does not hold the answer up for longer.
 pub const RAISE_MAX_MS: u64 = 1_000;
 

@@ -580,7 +580,7 @@ impl Node {
             .forget_requests(conn, &mut self.sessions, &mut self.cx);
         self.drops.forget_drops(conn);
         self.pins.forget_askers(conn);
-        self.runs.forget_proposals(conn);
+        self.runs.forget_proposals(conn, &mut self.cx);
         self.runs.forget_hellos(conn);
         self.cx.drop_slots_left_behind();
     }

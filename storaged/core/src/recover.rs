@@ -21,6 +21,7 @@ use crate::budget::Reservation;
 use crate::catalog::{Description, LocalShard, Slot, SlotUse, Upload};
 use crate::context::Context;
 use crate::failed_steps::FailedRestarts;
+use crate::place::PromisedTo;
 
 /// Records by what they are.
 #[derive(Default)]
@@ -124,6 +125,7 @@ impl Context {
         table.fence = job.fence;
         table.promised = job.promised;
         table.granted = job.granted;
+        table.promised_to = PromisedTo::since_recovered(job.granted);
         table.mark = job.mark;
         table.evicted = job.evicted;
         table.copied = job.copied;

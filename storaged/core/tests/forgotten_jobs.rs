@@ -9,6 +9,8 @@ mod one_word;
 #[path = "forgotten_jobs/only_promised.rs"]
 mod only_promised;
 mod testkit;
+#[path = "forgotten_jobs/withdrawn.rs"]
+mod withdrawn;
 
 use cluster::Cluster;
 use cluster::tokens::{NEW, OTHER, code, is_opened};

@@ -398,6 +398,7 @@ fn run_messages() -> Vec<PeerMessage> {
             query,
             run: named_run(),
         },
+        PeerMessage::WithdrawRun(named_run()),
         PeerMessage::RunPromised {
             query,
             run: RunId::with_identity(10, 7),

@@ -138,7 +138,7 @@ impl Context {
         if !self.settled() || !known {
             return;
         }
-        let outcome = self.promise(&asked);
+        let outcome = self.promise(from, &asked);
         if outcome == PromiseOutcome::WrongOwner && self.fence_of(&asked.namespace) > RunId::ZERO {
             self.tell_owner(from, &asked.namespace);
         }
@@ -151,11 +151,12 @@ impl Context {
     }
 
     /// Keeps a number for one proposer: it is above every number known here, or kept for this very run already.
-    fn promise(&mut self, asked: &NamedRun) -> PromiseOutcome {
+    fn promise(&mut self, from: &NodeName, asked: &NamedRun) -> PromiseOutcome {
         if self.check_owner(&asked.namespace, asked.owner).is_err() {
             return PromiseOutcome::WrongOwner;
         }
         if self.is_promised_here(asked) {
+            self.note_promise(from, asked);
             return PromiseOutcome::Promised;
         }
         let highest = self.highest_number(&asked.namespace);
@@ -169,6 +170,7 @@ impl Context {
         if !planted!("promises_forgotten") {
             let table = self.namespace_table(&asked.namespace, asked.owner);
             (table.promised, table.granted) = (asked.run, asked.run);
+            self.note_promise(from, asked);
         }
         PromiseOutcome::Promised
     }
@@ -378,6 +380,7 @@ impl Runs {
         for fences in fences.chunks(limits::FENCES_MAX) {
             cx.send(node, PeerMessage::Fences(fences.to_vec()));
         }
+        self.withdraw_at(node, cx);
         self.advance_proposals(cx);
         self.hellos_ask(node, cx);
     }

@@ -23,6 +23,7 @@ impl Runs {
                 run,
                 outcome,
             } => self.run_promised(from, QueryId(query), run, outcome, cx),
+            PeerMessage::WithdrawRun(run) => cx.run_withdrawn(from, &run),
             PeerMessage::RaiseFence { query, run } => self.fence_rises(from, query, &run, cx),
             PeerMessage::FenceRaised { query } => self.fence_raised(from, QueryId(query), cx),
             PeerMessage::RunQuery { query, namespace } => cx.fence_asked(from, query, &namespace),

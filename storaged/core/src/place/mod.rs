@@ -17,6 +17,7 @@ mod restart;
 mod run_registry;
 mod standing;
 mod unknown_run;
+mod withdraw;
 mod words;
 
 pub(crate) use drains::Drains;
@@ -24,10 +25,12 @@ pub(crate) use fence::{RunStanding, wrong_token};
 pub(crate) use lacking::Lacking;
 pub use restart::Standings;
 pub(crate) use standing::{Blocks, Standing};
+pub(crate) use withdraw::PromisedTo;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use storaged_wire::Namespace;
+use storaged_wire::peer::NamedRun;
 
 use proposal::RunProposal;
 use unknown_run::WaitingHello;
@@ -39,6 +42,8 @@ use crate::api::{Now, QueryId};
 pub(crate) struct Runs {
     proposals: BTreeMap<QueryId, RunProposal>,
     hellos: BTreeMap<QueryId, WaitingHello>,
+    /// The last that were not opened after all.
+    withdrawn: VecDeque<NamedRun>,
 }
 
 impl Runs {

@@ -417,6 +417,7 @@ impl Runs {
 
     pub(super) fn refuse_run(&mut self, query: QueryId, refusal: Refusal, cx: &mut Context) {
         if let Some(proposal) = self.proposals.remove(&query) {
+            self.withdraw(&proposal, cx);
             cx.reply(proposal.id, Reply::Refused(refusal));
         }
     }
@@ -445,9 +446,14 @@ impl Runs {
         }
     }
 
-    pub(crate) fn forget_proposals(&mut self, conn: ConnId) {
-        self.proposals
-            .retain(|_, proposal| proposal.id.conn != conn);
+    pub(crate) fn forget_proposals(&mut self, conn: ConnId, cx: &mut Context) {
+        let of_conn = |_: &QueryId, it: &mut RunProposal| it.id.conn == conn;
+        let given_up: Vec<RunProposal> = self
+            .proposals
+            .extract_if(.., of_conn)
+            .map(|it| it.1)
+            .collect();
+        given_up.iter().for_each(|it| self.withdraw(it, cx));
     }
 }
 

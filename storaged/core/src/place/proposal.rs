@@ -110,6 +110,15 @@ impl RunProposal {
         }
     }
 
+    /// Whether nodes may have promised it, and nobody has been told that it is open, nor a registry asked.
+    pub(super) const fn may_be_withdrawn(&self) -> bool {
+        match self.phase {
+            Phase::Waiting { .. } => self.attempts > 0,
+            Phase::Promising { .. } => true,
+            Phase::Asking(_) | Phase::Registering(_) | Phase::Raising { .. } => false,
+        }
+    }
+
     /// Whether so many others call the job another owner's that one of them is sound.
     pub(super) fn is_called_anothers(&self, cx: &Context) -> bool {
         let others = self.foreign.iter().filter(|it| *it != cx.me());

@@ -136,7 +136,7 @@ impl Context {
             && !planted!("one_word_keeps_from_boards")
     }
 
-    fn has_boards(&self, namespace: &Namespace) -> bool {
+    pub(crate) fn has_boards(&self, namespace: &Namespace) -> bool {
         let mut slots = self.slots.values();
         slots.any(|slot| slot.namespace == *namespace && slot.is_board())
     }

@@ -246,7 +246,7 @@ fn a_request_that_waits_for_it_ends_in_its_time() {
 }
 
 /// A node whose five peers are up, with these connections of readers.
-fn among_five(readers: u64) -> Alone {
+pub fn among_five(readers: u64) -> Alone {
     let mut alone = Alone::new(setup(name(0), members(6)));
     for peer in 1..6 {
         let generation = Generation::new(7);

@@ -1,0 +1,125 @@
+//! Promises that are taken back. Who does not open a run after all says so, and its job's name is nobody's again where nothing else has
+//! made it somebody's. Without that, who begins a name by the wrong token and breaks off would keep it for as long as promises are remembered.
+//!
+//! It is safe because whoever gave up never opens that run, and because a node lets go of a name only when *all* that it has
+//! promised is withdrawn, each by the node that it was promised to: with one promise outstanding another owner could be promised the
+//! same name, and a majority of each would open it.
+
+use std::collections::BTreeMap;
+
+use storaged_wire::peer::{NamedRun, PeerMessage};
+use storaged_wire::{Namespace, NodeName, RunId};
+
+use super::proposal::RunProposal;
+use crate::catalog::Claim;
+use crate::context::Context;
+use crate::limits;
+use crate::place::Runs;
+
+/// To whom this node has promised runs of a job, by the runs' identities, which stay when a proposer takes a higher number.
+#[derive(Debug, Clone)]
+pub(crate) enum PromisedTo {
+    Proposers(BTreeMap<u64, NodeName>),
+    /// It does not know of all: none of them can be awaited.
+    NotAllKnown,
+}
+
+impl Default for PromisedTo {
+    fn default() -> Self {
+        Self::Proposers(BTreeMap::new())
+    }
+}
+
+impl PromisedTo {
+    /// After a restart of the daemon, which keeps what was promised and not to whom.
+    pub fn since_recovered(granted: RunId) -> Self {
+        if granted == RunId::ZERO {
+            Self::default()
+        } else {
+            Self::NotAllKnown
+        }
+    }
+
+    fn note(&mut self, from: &NodeName, identity: u64) {
+        let Self::Proposers(of) = self else { return };
+        let before = of.insert(identity, from.clone());
+        // Two nodes that ask for one run: one of them has guessed the other's, and must not withdraw it.
+        let is_anothers = before.is_some_and(|before| before != *from);
+        if is_anothers || of.len() > limits::PROMISES_KEPT {
+            *self = Self::NotAllKnown;
+        }
+    }
+
+    /// Whether that was the last one.
+    fn withdraw(&mut self, from: &NodeName, identity: u64) -> bool {
+        let Self::Proposers(of) = self else {
+            return false;
+        };
+        if of.get(&identity) != Some(from) && !planted!("anybody_withdraws_promises") {
+            return false;
+        }
+        of.remove(&identity).is_some() && (of.is_empty() || planted!("one_withdrawal_frees_a_name"))
+    }
+}
+
+impl Runs {
+    /// Tells all that this node does not open a run after all: those whose link is up at once, and the others once it is.
+    pub(super) fn withdraw(&mut self, proposal: &RunProposal, cx: &mut Context) {
+        if !proposal.may_be_withdrawn() || planted!("promises_are_not_withdrawn") {
+            return;
+        }
+        let run = proposal.named();
+        cx.send_all(&PeerMessage::WithdrawRun(run.clone()));
+        cx.run_withdrawn(&cx.me().clone(), &run);
+        if self.withdrawn.len() >= limits::WITHDRAWN_KEPT {
+            self.withdrawn.pop_front();
+        }
+        self.withdrawn.push_back(run);
+    }
+
+    /// What a peer that has just come up may have promised, and may not have heard that nobody opens it.
+    pub(super) fn withdraw_at(&self, node: &NodeName, cx: &mut Context) {
+        for run in &self.withdrawn {
+            if !planted!("withdrawals_are_said_once") {
+                cx.send(node, PeerMessage::WithdrawRun(run.clone()));
+            }
+        }
+    }
+}
+
+impl Context {
+    pub(super) fn note_promise(&mut self, to: &NodeName, run: &NamedRun) {
+        if let Some(table) = self.namespaces.get_mut(&run.namespace) {
+            table.promised_to.note(to, run.run.identity());
+        }
+    }
+
+    /// A proposer has given up. Of a job of which nothing else is known nobody is the owner any more.
+    pub(crate) fn run_withdrawn(&mut self, from: &NodeName, run: &NamedRun) {
+        let Some(table) = self.namespaces.get_mut(&run.namespace) else {
+            return;
+        };
+        let is_last = table.promised_to.withdraw(from, run.run.identity());
+        if !is_last || table.fence > RunId::ZERO {
+            return;
+        }
+        table.granted = RunId::ZERO;
+        let is_told_of = !table.words.is_empty();
+        self.keeping.touch_job(&run.namespace);
+        if is_told_of || self.has_checkpoints(&run.namespace) {
+            return;
+        }
+        self.unclaim(&run.namespace);
+    }
+
+    /// Nothing but boards is left of a job.
+    fn unclaim(&mut self, namespace: &Namespace) {
+        let is_changed = self.successions.proven(namespace).is_some();
+        if !self.has_boards(namespace) && !is_changed {
+            return self.forget_job(namespace);
+        }
+        if let Some(table) = self.namespaces.get_mut(namespace) {
+            table.claim = Claim::Boards;
+        }
+    }
+}
