@@ -1,5 +1,8 @@
 //! Keeps the layers and the layout of docs/ARCHITECTURE.md.
 
+#[path = "layout/documents.rs"]
+mod documents;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -74,7 +77,7 @@ fn root() -> PathBuf {
         .into()
 }
 
-fn sources(folder: &Path) -> Vec<PathBuf> {
+fn sources(folder: &Path, kind: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let Ok(entries) = fs::read_dir(folder) else {
         return found;
@@ -82,8 +85,8 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     for entry in entries.flatten() {
         let path = entry.path();
         if path.is_dir() {
-            found.extend(sources(&path));
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.extend(sources(&path, kind));
+        } else if path.extension().is_some_and(|extension| extension == kind) {
             found.push(path);
         }
     }
@@ -91,11 +94,16 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn all_sources() -> Vec<(String, String)> {
+    files_of("rs")
+}
+
+/// All files of this kind, with their text.
+fn files_of(kind: &str) -> Vec<(String, String)> {
     let root = root();
     let folders = ["codec", "storaged", "sdk", "bench", "tests"];
     let files = folders
         .iter()
-        .flat_map(|folder| sources(&root.join(folder)));
+        .flat_map(|folder| sources(&root.join(folder), kind));
     files
         .filter(|path| !path.components().any(|part| part.as_os_str() == "target"))
         .map(|path| {
