@@ -18,8 +18,10 @@ use crate::shared::SharedBytes;
 use crate::state::CheckpointState;
 use crate::succession::Rotated;
 
+mod runs;
 mod session;
 
+pub use runs::{Fence, NamedRun, PromiseOutcome};
 pub use session::{
     LinkTally, MemberTally, SessionFault, SessionKind, SessionRecord, StreamRecord, SumChecks,
     TablePage, TablePlace,
@@ -107,55 +109,6 @@ pub struct SealedShard {
     /// Root of the digest tree over its chunks.
     #[n(2)]
     pub root: Digest,
-}
-
-/// A run of a namespace.
-#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
-pub struct NamedRun {
-    /// The job.
-    #[n(0)]
-    pub namespace: Namespace,
-    /// Whom it belongs to.
-    #[n(1)]
-    pub owner: Owner,
-    /// Which.
-    #[n(2)]
-    pub run: RunId,
-}
-
-/// What a node knows of the runs of a namespace.
-#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
-pub struct Fence {
-    /// The job.
-    #[n(0)]
-    pub namespace: Namespace,
-    /// Whom it belongs to.
-    #[n(1)]
-    pub owner: Owner,
-    /// Runs below are fenced off.
-    #[n(2)]
-    pub run: RunId,
-    /// The highest run that was promised to whoever wants to open it; it fences nothing.
-    #[n(3)]
-    pub promised: RunId,
-}
-
-/// The answer of a node that was asked to promise a run.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
-pub enum PromiseOutcome {
-    /// Nobody else gets this number from it any more.
-    #[n(0)]
-    Promised,
-    /// It knows a run of this number or a higher one.
-    #[n(1)]
-    Taken {
-        /// The highest number that it knows.
-        #[n(0)]
-        highest: u64,
-    },
-    /// The namespace belongs to another token.
-    #[n(2)]
-    WrongOwner,
 }
 
 /// The highest checkpoint of a namespace that is known to have been protected: a plan does not go below it unasked.

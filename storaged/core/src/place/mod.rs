@@ -12,6 +12,7 @@ mod lost;
 mod members;
 mod missing;
 mod open_run;
+mod promised_to;
 mod proposal;
 mod restart;
 mod run_registry;
@@ -23,9 +24,9 @@ mod words;
 pub(crate) use drains::Drains;
 pub(crate) use fence::{RunStanding, wrong_token};
 pub(crate) use lacking::Lacking;
+pub(crate) use promised_to::PromisedTo;
 pub use restart::Standings;
 pub(crate) use standing::{Blocks, Standing};
-pub(crate) use withdraw::PromisedTo;
 
 use std::collections::{BTreeMap, VecDeque};
 
