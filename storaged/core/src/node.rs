@@ -284,10 +284,11 @@ impl Node {
 
     /// Says again what still matters and starts what waits for its time.
     fn repeat(&mut self) {
+        self.runs.ask_anew_after_a_gap(&mut self.cx);
+        self.cx.notice_gap();
         self.restores.repeat_plans(&mut self.cx);
         self.runs.repeat_proposals(&mut self.cx);
         self.cx.greetings_ask_again();
-        self.cx.notice_gap();
         self.cx.wake_for_the_left();
         self.cx.give_up_old_commits();
         self.cx.forget_commits_of_the_gone();

@@ -8,7 +8,7 @@ use storaged_wire::peer::PeerMessage;
 use storaged_wire::{Namespace, NodeName, RunId};
 
 use crate::api::{FalseStatement, Note, Now, Severity};
-use crate::catalog::{Claim, NamespaceTable};
+use crate::catalog::{Claim, NamespaceTable, Word};
 use crate::context::Context;
 use crate::limits;
 
@@ -148,7 +148,7 @@ impl Context {
     pub(crate) fn is_hearsay(&self, job: &Namespace, table: &NamespaceTable) -> bool {
         let is_told = table.fence == RunId::ZERO && table.granted == RunId::ZERO;
         is_told
-            && table.words.len() < self.words_needed()
+            && words_of_opened(table) < self.words_needed()
             && !self.has_checkpoints(job)
             && !planted!("one_word_claims_a_name")
     }
@@ -174,6 +174,14 @@ impl Context {
         }
         peers.take(limits::WORDS_NEEDED).count().max(1)
     }
+}
+
+/// How many say that a run of the job was opened. What they say of promises claims no name: it would outlive these.
+pub(crate) fn words_of_opened(table: &NamespaceTable) -> usize {
+    let words = table.words.values();
+    let is_opened =
+        |it: &&Word| it.fence > Some(RunId::ZERO) || planted!("promise_words_claim_names");
+    words.filter(is_opened).count()
 }
 
 /// Whether a message counts though its sender is not believed: what it asks for, blocks that their digests prove, and what trainers

@@ -8,6 +8,8 @@ mod in_time;
 mod one_word;
 #[path = "forgotten_jobs/only_promised.rs"]
 mod only_promised;
+#[path = "forgotten_jobs/promises.rs"]
+mod promises;
 mod testkit;
 #[path = "forgotten_jobs/withdrawn.rs"]
 mod withdrawn;

@@ -41,11 +41,20 @@ impl Context {
         let fence = self.fence_of(namespace);
         if run < fence {
             RunStanding::Fenced
-        } else if self.is_agreed(namespace, run) || self.is_told_of(namespace, run) {
+        } else if self.is_opened(namespace, run) || self.is_told_of(namespace, run) {
             RunStanding::Known
         } else {
             RunStanding::Unknown
         }
+    }
+
+    /// Whether it is the newest run that was opened. One that was only promised lets nobody in: who was refused it would open it by saying
+    /// that he is one of its trainers.
+    fn is_opened(&self, namespace: &Namespace, run: RunId) -> bool {
+        if planted!("promised_runs_are_known") {
+            return self.is_agreed(namespace, run);
+        }
+        run > RunId::ZERO && run == self.fence_of(namespace)
     }
 
     /// Whether a run is the newest that was opened or promised, as enough nodes say. Only such a run may fence others off.
@@ -54,11 +63,11 @@ impl Context {
         run > RunId::ZERO && known.contains(&run)
     }
 
-    /// Whether some peer says so. Its trainers are let in, which costs nobody anything; it ends no other run.
+    /// Whether some peer says that it was opened. Its trainers are let in, which costs nobody anything; it ends no other run.
     fn is_told_of(&self, namespace: &Namespace, run: RunId) -> bool {
         let words = self.namespaces.get(namespace).map(|table| &table.words);
         let mut words = words.into_iter().flat_map(|words| words.values());
-        words.any(|word| word.fence == Some(run) || word.promised == Some(run))
+        run > RunId::ZERO && words.any(|word| word.fence == Some(run))
     }
 
     /// The highest number that a run of this namespace is known to have, opened, promised or of a checkpoint. Of one that is only the word of
@@ -294,9 +303,14 @@ impl Context {
         let promised = agreed(words().filter_map(|word| word.promised), needed);
         let promised = promised.filter(is_near);
         let mut fence = agreed(words().filter_map(|word| word.fence), needed).filter(is_near);
-        if words().any(|word| word.fence == Some(granted)) {
-            fence = fence.max(Some(granted));
-        }
+        // A run that this node has promised itself, though it has promised a higher one since.
+        let is_promised = |run: &RunId| {
+            let is_below =
+                table.promised_to.has(run.identity()) && !planted!("lower_promises_are_lost");
+            *run == granted || is_below
+        };
+        let opened = words().filter_map(|word| word.fence).filter(is_promised);
+        fence = fence.max(opened.max());
         self.raise_fence(namespace, owner, fence.unwrap_or(RunId::ZERO));
         let table = self.namespace_table(namespace, owner);
         table.promised = table.promised.max(promised.unwrap_or(RunId::ZERO));

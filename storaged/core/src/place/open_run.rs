@@ -347,6 +347,10 @@ impl Runs {
         let is_registered = cx.setup.run_authority == RunAuthority::Registry;
         let late = cx.now >= since.plus(limits::PROMISE_MAX_MS);
         let majority = promised.len() >= cx.majority() || planted!("no_majority_needed");
+        // Who was stopped counts nothing that was promised before: who promised it may have been restarted without its memory.
+        if cx.was_stopped() && !planted!("stale_promises_count") {
+            return;
+        }
         // At the end of its time a majority is enough; without one, the tier's number is not while others may know of a higher one.
         let has_no_time = proposal.deadline <= cx.now && majority && !is_registered;
         if !(all || late || has_no_time) || !cx.settled() || !promised.contains(cx.me()) {
@@ -419,6 +423,20 @@ impl Runs {
         if let Some(proposal) = self.proposals.remove(&query) {
             self.withdraw(&proposal, cx);
             cx.reply(proposal.id, Reply::Refused(refusal));
+        }
+    }
+
+    /// This node was stopped: all are asked anew what they promise.
+    pub(crate) fn ask_anew_after_a_gap(&mut self, cx: &mut Context) {
+        if !cx.was_stopped() || planted!("stale_promises_count") {
+            return;
+        }
+        let promising: Vec<QueryId> = self.proposals.keys().copied().collect();
+        for query in promising {
+            let proposal = self.proposals.get(&query);
+            if proposal.is_some_and(|it| matches!(it.phase, Phase::Promising { .. })) {
+                self.begin_promising(query, cx);
+            }
         }
     }
 
@@ -502,7 +520,7 @@ impl Context {
             "expected {} of {} nodes to promise run {} of {namespace}, got {got}: check `storaged status` for nodes that are down{tier}",
             self.majority(),
             self.setup.members.len(),
-            proposal.run,
+            proposal.run.number(),
         );
         Refusal::new(RefusalCode::TimedOut, text)
     }

@@ -40,6 +40,11 @@ impl PromisedTo {
         }
     }
 
+    /// Whether a run of this identity was promised, and not withdrawn.
+    pub fn has(&self, identity: u64) -> bool {
+        matches!(self, Self::Proposers(of) if of.contains_key(&identity))
+    }
+
     /// Whether that was the last one.
     pub fn withdraw(&mut self, from: &NodeName, identity: u64) -> bool {
         let Self::Proposers(of) = self else {

@@ -110,12 +110,13 @@ impl RunProposal {
         }
     }
 
-    /// Whether nodes may have promised it, and nobody has been told that it is open, nor a registry asked.
-    pub(super) const fn may_be_withdrawn(&self) -> bool {
+    /// Whether nodes may have promised it, and nobody has been told that it is open. What a registry answers later opens nothing.
+    pub(super) fn may_be_withdrawn(&self) -> bool {
         match self.phase {
             Phase::Waiting { .. } => self.attempts > 0,
+            Phase::Registering(_) => !planted!("registered_promises_stay"),
             Phase::Promising { .. } => true,
-            Phase::Asking(_) | Phase::Registering(_) | Phase::Raising { .. } => false,
+            Phase::Asking(_) | Phase::Raising { .. } => false,
         }
     }
 

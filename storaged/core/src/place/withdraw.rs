@@ -13,6 +13,7 @@ use crate::catalog::Claim;
 use crate::context::Context;
 use crate::limits;
 use crate::place::Runs;
+use crate::testimony::words_of_opened;
 
 impl Runs {
     /// Tells all that this node does not open a run after all: those whose link is up at once, and the others once it is.
@@ -22,7 +23,13 @@ impl Runs {
         }
         let run = proposal.named();
         cx.send_all(&PeerMessage::WithdrawRun(run.clone()));
-        cx.run_withdrawn(&cx.me().clone(), &run);
+        // Behind its own wish, which may not have been heard yet: it would promise what nobody takes back.
+        let me = cx.me().clone();
+        if planted!("own_promises_come_late") {
+            cx.run_withdrawn(&me, &run);
+        } else {
+            cx.send(&me, PeerMessage::WithdrawRun(run.clone()));
+        }
         if self.withdrawn.len() >= limits::WITHDRAWN_KEPT {
             self.withdrawn.pop_front();
         }
@@ -56,7 +63,7 @@ impl Context {
             return;
         }
         table.granted = RunId::ZERO;
-        let is_told_of = !table.words.is_empty();
+        let is_told_of = words_of_opened(table) > 0;
         self.keeping.touch_job(&run.namespace);
         if is_told_of || self.has_checkpoints(&run.namespace) {
             return;

@@ -361,10 +361,15 @@ impl Context {
 
     /// Time has passed. A gap is one in which this node was stopped and heard nobody.
     pub(crate) fn notice_gap(&mut self) {
-        if self.now.since(self.looked_at) >= limits::GAP_MS {
+        if self.was_stopped() {
             self.awake_since = self.now;
         }
         self.looked_at = self.now;
+    }
+
+    /// Whether it was stopped until now, and has not heard yet what became of its peers.
+    pub(crate) fn was_stopped(&self) -> bool {
+        self.now.since(self.looked_at) >= limits::GAP_MS
     }
 
     pub(crate) fn close_readers(&mut self, conn: ConnId) {

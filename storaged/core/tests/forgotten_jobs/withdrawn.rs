@@ -3,12 +3,12 @@
 use storaged_core::Viewer;
 use storaged_wire::local::{BoardKind, Request};
 use storaged_wire::peer::{NamedRun, PeerMessage, PromiseOutcome};
-use storaged_wire::{Namespace, Owner, Rank, RunId};
+use storaged_wire::{Namespace, Owner, Rank, RefusalCode, RunId};
 
 use crate::cluster::Cluster;
 use crate::cluster::tokens::{OTHER, code, is_opened};
 use crate::one_word::among_five;
-use crate::testkit::{Alone, TOKEN, name};
+use crate::testkit::{Alone, TOKEN, name, plan_newest};
 use crate::{OPEN, fresh, shut_to};
 
 /// Why somebody who has been promised a run does not open it.
@@ -49,7 +49,7 @@ fn begun_and_given_up(why: GivesUp) -> Cluster {
     cluster
 }
 
-fn tells_of(cluster: &mut Cluster, node: usize, job: &Namespace) -> bool {
+pub fn tells_of(cluster: &mut Cluster, node: usize, job: &Namespace) -> bool {
     let status = cluster.ram(node).node.status_json(&Viewer::Operator);
     status.contains(&format!("\"{job}\""))
 }
@@ -68,6 +68,45 @@ fn who_breaks_off_by_a_wrong_token_keeps_no_new_name() {
         let stranger = cluster.asks_for_run(1, &fresh(), OTHER);
         assert!(code(&stranger).is_some(), "{why:?}: {stranger:?}");
     }
+}
+
+/// One of six is silent; the time is over as the others are to be asked.
+#[test]
+fn who_has_half_a_second_leaves_no_promise_of_his_own_node() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    cluster.run_for(5_000);
+    cluster.stop_process(5);
+    let stranger = cluster.comes_by(1, &fresh(), OTHER);
+    let reply = cluster.ask(1, stranger, Request::OpenRun { timeout_ms: 500 });
+    assert_eq!(code(&reply), Some(RefusalCode::TimedOut), "{reply:?}");
+    cluster.disconnect(1, stranger);
+    cluster.continue_process(5);
+    cluster.run_for(1_000);
+    assert!(!tells_of(&mut cluster, 1, &fresh()));
+    let reply = cluster.asks_for_run(1, &fresh(), TOKEN);
+    assert!(is_opened(&reply), "{reply:?}");
+}
+
+/// The owner asks for something while a stranger's run is promised: the nodes that were asked know of the promise by others' words.
+#[test]
+fn what_nodes_were_told_of_a_promise_keeps_no_name() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    cluster.run_for(5_000);
+    let owners = [2, 3].map(|node| (node, cluster.comes_by(node, &fresh(), TOKEN)));
+    [4, 5].iter().for_each(|node| cluster.stop_process(*node));
+    let stranger = cluster.comes_by(1, &fresh(), OTHER);
+    cluster.send(1, stranger, Request::OpenRun { timeout_ms: 3_000 });
+    cluster.run_for(1_000);
+    for (node, conn) in owners {
+        cluster.send(node, conn, plan_newest(500));
+    }
+    cluster.run_for(1_000);
+    cluster.disconnect(1, stranger);
+    [4, 5]
+        .iter()
+        .for_each(|node| cluster.continue_process(*node));
+    cluster.run_for(2_000);
+    assert_eq!(shut_to(&mut cluster, &fresh(), TOKEN), [0; 0]);
 }
 
 /// The board is its owner's as it was before he asked for a run.
@@ -90,7 +129,7 @@ fn boards_stay_of_who_breaks_off() {
     assert_eq!(made, again);
 }
 
-fn run(number: u64, identity: u64, token: &[u8]) -> NamedRun {
+pub fn run(number: u64, identity: u64, token: &[u8]) -> NamedRun {
     NamedRun {
         namespace: fresh(),
         owner: Owner::of_token(token),
@@ -99,7 +138,7 @@ fn run(number: u64, identity: u64, token: &[u8]) -> NamedRun {
 }
 
 /// What a node answers to a peer who wants a run.
-fn promises(alone: &mut Alone, peer: usize, run: NamedRun) -> PromiseOutcome {
+pub fn promises(alone: &mut Alone, peer: usize, run: NamedRun) -> PromiseOutcome {
     let wanted = alone.hear(&name(peer), PeerMessage::PromiseRun { query: 1, run });
     let mut sent = wanted.sent();
     let outcome = sent.find_map(|(_, message)| match message {

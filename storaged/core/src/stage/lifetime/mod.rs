@@ -147,6 +147,7 @@ impl Context {
             .namespaces
             .keys()
             .filter(|namespace| !holding(namespace) && !self.is_in_use(namespace))
+            .filter(|namespace| !self.may_be_counted_on(namespace))
             .map(|namespace| (self.idle_ms(namespace), namespace.clone()))
             .collect();
         empty.sort_by_key(|(idle_ms, _)| std::cmp::Reverse(*idle_ms));
@@ -162,6 +163,14 @@ impl Context {
                 self.forget_job(&namespace);
             }
         }
+    }
+
+    /// Whether a proposer may still count on what was promised here: requests wait for no longer.
+    fn may_be_counted_on(&self, namespace: &Namespace) -> bool {
+        let table = self.namespaces.get(namespace);
+        table.is_some_and(|it| it.granted > it.fence)
+            && !planted!("promises_are_forgotten_early")
+            && self.idle_ms(namespace) < limits::REQUEST_MAX_MS + limits::EMPTY_JOB_MIN_MS
     }
 
     /// Nothing of a job is known here any more.
