@@ -447,6 +447,8 @@ pub(crate) struct NamespaceTable {
     pub promised: RunId,
     /// The highest that this node has promised.
     pub granted: RunId,
+    /// When it has promised something last.
+    pub granted_at: Now,
     /// To whom it has promised runs that are not withdrawn.
     pub promised_to: PromisedTo,
     /// What each peer says of its runs; it counts once enough say so.
@@ -486,6 +488,7 @@ impl NamespaceTable {
             fence: RunId::ZERO,
             promised: RunId::ZERO,
             granted: RunId::ZERO,
+            granted_at: Now::default(),
             promised_to: PromisedTo::default(),
             words: BTreeMap::new(),
             rivals: BTreeMap::new(),

@@ -125,7 +125,8 @@ impl Context {
         table.fence = job.fence;
         table.promised = job.promised;
         table.granted = job.granted;
-        table.promised_to = PromisedTo::since_recovered(job.granted);
+        table.promised_to = PromisedTo::since_recovered(job.granted, job.fence);
+        table.granted_at = now;
         table.mark = job.mark;
         table.evicted = job.evicted;
         table.copied = job.copied;

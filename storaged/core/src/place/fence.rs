@@ -132,6 +132,7 @@ impl Context {
             return;
         }
         table.fence = run;
+        table.promised_to.forget_up_to(run);
         let Some(fence) = self.fence_record(namespace) else {
             return;
         };
@@ -188,7 +189,8 @@ impl Context {
     /// everybody: were it consent, then of two runs of one number a node could be in the majority of both.
     fn is_promised_here(&self, asked: &NamedRun) -> bool {
         if planted!("peers_promise_is_consent") {
-            return self.standing(&asked.namespace, asked.run) == RunStanding::Known;
+            return self.is_agreed(&asked.namespace, asked.run)
+                || self.is_told_of(&asked.namespace, asked.run);
         }
         let table = self.namespaces.get(&asked.namespace);
         table.is_some_and(|table| asked.run == table.fence || asked.run == table.granted)
@@ -305,8 +307,7 @@ impl Context {
         let mut fence = agreed(words().filter_map(|word| word.fence), needed).filter(is_near);
         // A run that this node has promised itself, though it has promised a higher one since.
         let is_promised = |run: &RunId| {
-            let is_below =
-                table.promised_to.has(run.identity()) && !planted!("lower_promises_are_lost");
+            let is_below = table.promised_to.has(*run) && !planted!("lower_promises_are_lost");
             *run == granted || is_below
         };
         let opened = words().filter_map(|word| word.fence).filter(is_promised);

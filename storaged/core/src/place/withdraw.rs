@@ -48,8 +48,12 @@ impl Runs {
 
 impl Context {
     pub(super) fn note_promise(&mut self, to: &NodeName, run: &NamedRun) {
-        if let Some(table) = self.namespaces.get_mut(&run.namespace) {
-            table.promised_to.note(to, run.run.identity());
+        let now = self.now;
+        if let Some(table) = self.namespaces.get_mut(&run.namespace)
+            && run.run > table.fence
+        {
+            table.promised_to.note(to, run.run);
+            table.granted_at = now;
         }
     }
 
@@ -59,10 +63,13 @@ impl Context {
             return;
         };
         let is_last = table.promised_to.withdraw(from, run.run.identity());
-        if !is_last || table.fence > RunId::ZERO {
+        if !is_last {
             return;
         }
-        table.granted = RunId::ZERO;
+        table.granted = table.fence;
+        if table.fence > RunId::ZERO {
+            return;
+        }
         let is_told_of = words_of_opened(table) > 0;
         self.keeping.touch_job(&run.namespace);
         if is_told_of || self.has_checkpoints(&run.namespace) {

@@ -10,7 +10,7 @@ use storaged_wire::{Namespace, Owner, Rank, WorldSize};
 use crate::cluster::Cluster;
 use crate::cluster::tokens::{OTHER, is_opened};
 use crate::one_word::among_five;
-use crate::testkit::{TOKEN, hello_by};
+use crate::testkit::{TOKEN, hello_by, name};
 use crate::withdrawn::{promises, run};
 use crate::{OPEN, fresh};
 
@@ -104,4 +104,27 @@ fn a_run_that_is_opened_below_another_promise_is_known_to_all() {
         let known = format!("\"namespace\":\"fresh\",\"run\":\"{run}\"");
         assert!(status.contains(&known), "n{node}: {status}");
     }
+}
+
+/// Who lies knows the run of a job and whose it is.
+#[test]
+fn a_promise_is_no_proof_of_another_number_of_its_proposer() {
+    let mut alone = among_five(0);
+    let [first, second] = [run(5, 71, TOKEN), run(6, 72, TOKEN)];
+    promises(&mut alone, 1, first.clone());
+    promises(&mut alone, 2, second.clone());
+    let fence_of = |alone: &crate::testkit::Alone, number: &str| {
+        let status = alone.node.status_json(&Viewer::Operator);
+        status.contains(&format!("\"namespace\":\"fresh\",\"run\":\"{number}"))
+    };
+    let says = |number, identity| {
+        let run = run(number, identity, TOKEN);
+        PeerMessage::RaiseFence { query: 9, run }
+    };
+    alone.hear(&name(5), says(900, 71));
+    assert!(!fence_of(&alone, "900-"));
+    alone.hear(&name(1), says(5, 71));
+    assert!(fence_of(&alone, "5-"), "it was promised, and is open");
+    alone.hear(&name(5), says(901, 71));
+    assert!(fence_of(&alone, "5-"));
 }
