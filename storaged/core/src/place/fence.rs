@@ -188,12 +188,13 @@ impl Context {
     /// Whether this node itself has promised a run, or it is open. What a peer has promised only keeps its number from
     /// everybody: were it consent, then of two runs of one number a node could be in the majority of both.
     fn is_promised_here(&self, asked: &NamedRun) -> bool {
-        if planted!("peers_promise_is_consent") {
-            return self.is_agreed(&asked.namespace, asked.run)
-                || self.is_told_of(&asked.namespace, asked.run);
-        }
+        let is_told = |table: &NamespaceTable| {
+            let mut words = table.words.values();
+            words.any(|word| word.promised == Some(asked.run))
+                && planted!("peers_promise_is_consent")
+        };
         let table = self.namespaces.get(&asked.namespace);
-        table.is_some_and(|table| asked.run == table.fence || asked.run == table.granted)
+        table.is_some_and(|it| asked.run == it.fence || asked.run == it.granted || is_told(it))
     }
 
     /// What a peer says of the runs of a namespace. A run ends others only if this node has promised it itself, or another peer says
