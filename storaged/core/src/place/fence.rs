@@ -113,8 +113,7 @@ impl Context {
         let table = self.namespaces.get(namespace);
         // Told, a table that boards alone have made would be an owner's at whoever asked.
         let is_told = |table: &&NamespaceTable| {
-            let is_held = table.claim == Claim::Held || planted!("boards_tell_an_owner");
-            is_held && !self.is_hearsay(namespace, table)
+            table.claim == Claim::Held && !self.is_hearsay(namespace, table)
         };
         let table = table.filter(is_told)?;
         Some(Fence {
