@@ -62,20 +62,15 @@ impl Context {
         let Some(table) = self.namespaces.get_mut(&run.namespace) else {
             return;
         };
-        let is_last = table.promised_to.withdraw(from, run.run.identity());
-        if !is_last {
+        if !table.promised_to.withdraw(from, run.run.identity()) {
             return;
         }
         table.granted = table.fence;
-        if table.fence > RunId::ZERO {
-            return;
-        }
-        let is_told_of = words_of_opened(table) > 0;
+        let is_opened = table.fence > RunId::ZERO || words_of_opened(table) > 0;
         self.keeping.touch_job(&run.namespace);
-        if is_told_of || self.has_checkpoints(&run.namespace) {
-            return;
+        if !is_opened && !self.has_checkpoints(&run.namespace) {
+            self.unclaim(&run.namespace);
         }
-        self.unclaim(&run.namespace);
     }
 
     /// Nothing but boards is left of a job.

@@ -19,7 +19,7 @@ pub(crate) use drop_job::{Drops, Trainers};
 pub(crate) use evict::Remains;
 
 use crate::api::Now;
-use crate::catalog::{NamespaceTable, Slot, SlotUse};
+use crate::catalog::{Slot, SlotUse};
 use crate::context::Context;
 use crate::limits;
 
@@ -168,9 +168,8 @@ impl Context {
     /// Whether a proposer may still count on what was promised here: requests wait for no longer.
     fn may_be_counted_on(&self, namespace: &Namespace) -> bool {
         let most = limits::REQUEST_MAX_MS + limits::EMPTY_JOB_MIN_MS;
-        let is_open = |it: &NamespaceTable| it.granted <= it.fence;
-        let table = self.namespaces.get(namespace).filter(|it| !is_open(it));
-        table.is_some_and(|it| self.now.since(it.granted_at) < most)
+        let table = self.namespaces.get(namespace);
+        table.is_some_and(|it| it.granted > it.fence && self.now.since(it.granted_at) < most)
             && !planted!("promises_are_forgotten_early")
     }
 
