@@ -6,10 +6,10 @@ use storaged_wire::succession::{SEAL_BYTES, TokenStanding};
 use storaged_wire::{Namespace, RefusalCode, Rotation};
 
 use super::Cluster;
-use crate::testkit::{TOKEN, hello_by};
+use crate::testkit::{self, TOKEN, hello_by};
 
+pub const OTHER: &[u8] = testkit::OTHER;
 pub const NEW: &[u8] = b"the token that comes next";
-pub const OTHER: &[u8] = b"the token of somebody else";
 const SEAL: [u8; SEAL_BYTES] = [3; SEAL_BYTES];
 
 pub fn code(reply: &Reply) -> Option<RefusalCode> {
@@ -34,14 +34,7 @@ impl Cluster {
 
     /// What somebody hears who wants to open a run by a token.
     pub fn asks_for_run(&mut self, node: usize, job: &Namespace, token: &[u8]) -> Reply {
-        let conn = self.fresh_conn();
-        let reply = self.ask(node, conn, hello_by(job.clone(), token, Role::Reader));
-        let reply = match reply {
-            Reply::Welcome { .. } => self.ask(node, conn, Request::OpenRun { timeout_ms: 10_000 }),
-            refused => refused,
-        };
-        self.disconnect(node, conn);
-        reply
+        self.asks_for_run_within(10_000, node, job, token)
     }
 
     /// Changes the token of a job for the new one, at a node.

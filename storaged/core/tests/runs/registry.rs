@@ -4,14 +4,13 @@
 use std::collections::BTreeSet;
 
 use storaged_core::RequestId;
-use storaged_wire::local::{Reply, Request, Role};
+use storaged_wire::local::Reply;
 use storaged_wire::{Namespace, Refusal, RefusalCode, RunId};
 
-use crate::testkit::{Answer, TOKEN, hello_by};
+use crate::testkit::{Answer, OTHER, TOKEN};
 use crate::world::{Mood, World, namespace};
 
 const TRIES: u64 = 400;
-const OTHER: &[u8] = b"the token of somebody else";
 
 fn opened(world: &World, id: RequestId) -> RunId {
     match world.answer(id) {
@@ -189,30 +188,19 @@ fn the_registry_remembers_runs_that_no_node_does() {
     assert!(next.number() > last.number(), "{next} after {last}");
 }
 
-fn asks_in(world: &mut World, node: usize, token: &[u8], timeout_ms: u32) -> Reply {
-    let job = Namespace::new("fresh").unwrap();
-    let conn = world.fresh_conn();
-    let welcome = world.ask(node, conn, hello_by(job, token, Role::Reader));
-    let reply = match welcome {
-        Reply::Welcome { .. } => world.ask(node, conn, Request::OpenRun { timeout_ms }),
-        refused => refused,
-    };
-    world.disconnect(node, conn);
-    reply
-}
-
 #[test]
 fn a_wrong_token_that_the_registry_does_not_answer_keeps_no_name() {
     for ill in [Answer::Away, Answer::Fails(20)] {
+        let job = Namespace::new("fresh").unwrap();
         let mut world = World::with_registry(3, Mood::Absent, 8);
         world.run_for(10_000);
         world.registry_answers_so(ill, &[0, 1, 2]);
-        let stranger = asks_in(&mut world, 0, OTHER, 3_000);
+        let stranger = world.asks_for_run_within(3_000, 0, &job, OTHER);
         assert!(matches!(stranger, Reply::Refused(_)), "{stranger:?}");
         world.registry_answers_so(Answer::After(5), &[]);
         world.run_for(5_000);
         for node in [1, 2, 0] {
-            let reply = asks_in(&mut world, node, TOKEN, 10_000);
+            let reply = world.asks_for_run_within(10_000, node, &job, TOKEN);
             let is_opened = matches!(reply, Reply::RunOpened { .. });
             assert!(is_opened, "n{node}, {ill:?}: {reply:?}");
         }

@@ -1,22 +1,15 @@
 //! Strangers who ask for a run of a job at a node that was cut off when it was opened: they claim no name there, whoever gives the numbers.
 
 use storaged_core::RunsWithoutTier;
-use storaged_wire::local::{Reply, Request, Role};
+use storaged_wire::local::Reply;
 
-use crate::testkit::{Answer, TOKEN, hello_by};
+use crate::testkit::{Answer, OTHER, TOKEN};
 use crate::world::{Mood, World, namespace};
 
 const AWAY: usize = 2;
 
 fn asks(world: &mut World, token: &[u8]) -> Reply {
-    let conn = world.fresh_conn();
-    let reply = world.ask(AWAY, conn, hello_by(namespace(), token, Role::Reader));
-    let reply = match reply {
-        Reply::Welcome { .. } => world.ask(AWAY, conn, Request::OpenRun { timeout_ms: 8_000 }),
-        refused => refused,
-    };
-    world.disconnect(AWAY, conn);
-    reply
+    world.asks_for_run_within(8_000, AWAY, &namespace(), token)
 }
 
 /// A job that was opened while one node was cut off.
@@ -28,7 +21,7 @@ fn opened_elsewhere(mut world: World) -> World {
 }
 
 fn stranger_is_refused(world: &mut World) {
-    let reply = asks(world, b"the token of somebody else");
+    let reply = asks(world, OTHER);
     assert!(matches!(reply, Reply::Refused(_)), "{reply:?}");
 }
 

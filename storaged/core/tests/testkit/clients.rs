@@ -4,7 +4,7 @@ use storaged_core::{ConnId, Input, RequestId, Viewer};
 use storaged_wire::local::{Reply, Request, Role};
 use storaged_wire::{Namespace, Refusal, TenantName};
 
-use super::requests::hello;
+use super::requests::{hello, hello_by};
 use super::scene::Scene;
 use super::world::World;
 
@@ -69,6 +69,24 @@ impl<S: Scene> World<S> {
             Reply::Refused(refusal) => Err(refusal),
             other => panic!("expected a welcome, got {other:?}"),
         }
+    }
+
+    /// What somebody hears who wants to open a run by a token, and waits for it for so long.
+    pub fn asks_for_run_within(
+        &mut self,
+        timeout_ms: u32,
+        node: usize,
+        job: &Namespace,
+        token: &[u8],
+    ) -> Reply {
+        let conn = self.fresh_conn();
+        let reply = self.ask(node, conn, hello_by(job.clone(), token, Role::Reader));
+        let reply = match reply {
+            Reply::Welcome { .. } => self.ask(node, conn, Request::OpenRun { timeout_ms }),
+            refused => refused,
+        };
+        self.disconnect(node, conn);
+        reply
     }
 
     /// A connection ends.

@@ -38,7 +38,7 @@ mod trace;
 mod world;
 
 pub use alone::{Alone, Wanted};
-pub use names::{TOKEN, index, known_index, members, name, namespace, owner};
+pub use names::{OTHER, TOKEN, index, known_index, members, name, namespace, owner};
 pub use process::{Payload, Pid, Process, digests, made_up_digests};
 pub use requests::{
     TORCH_METADATA, acquire_slot, commit_step, hello, hello_by, open_shard, open_without_own,

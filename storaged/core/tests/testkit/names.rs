@@ -5,6 +5,8 @@ use storaged_wire::{Namespace, NodeName, Owner};
 
 /// The token that namespaces belong to.
 pub const TOKEN: &[u8] = b"a token of tests";
+/// Somebody else's.
+pub const OTHER: &[u8] = b"the token of somebody else";
 
 pub fn name(node: usize) -> NodeName {
     NodeName::new(format!("n{node}")).unwrap()
