@@ -144,7 +144,7 @@ impl Context {
     /// nothing, and is asked again.
     pub(crate) fn promise_asked(&mut self, from: &NodeName, query: u64, asked: NamedRun) {
         let known = self.checks_run(from, asked.run) && self.may_tell_of(from, &asked.namespace);
-        if !self.settled() || !known {
+        if !self.settled() || !known || self.skips_too_far(from, &asked) {
             return;
         }
         let outcome = self.promise(from, &asked);
@@ -157,6 +157,14 @@ impl Context {
             outcome,
         };
         self.send(from, message);
+    }
+
+    /// Whether one peer alone asks for a number far above all that are known here: promised, it and all below it would be used up. A node that
+    /// has lost its memory hears of the job's numbers from its other peers.
+    fn skips_too_far(&self, from: &NodeName, asked: &NamedRun) -> bool {
+        let most = self.highest_number(&asked.namespace);
+        let most = most.saturating_add(limits::RUN_SKIP_MAX);
+        from != self.me() && asked.run.number() > most && !planted!("one_wish_skips_far")
     }
 
     /// Keeps a number for one proposer: it is above every number known here, or kept for this very run already.
@@ -366,11 +374,11 @@ impl Runs {
         opened: &NamedRun,
         cx: &mut Context,
     ) {
-        if cx.check_owner(&opened.namespace, opened.owner).is_err()
-            || !cx.checks_run(from, opened.run)
-        {
+        if !cx.checks_run(from, opened.run) {
             return;
         }
+        let is_its = cx.check_owner(&opened.namespace, opened.owner).is_ok();
+        // Of another owner's run as well: what is known here may only have been promised.
         cx.learn_fence(
             from,
             Fence {
@@ -380,7 +388,9 @@ impl Runs {
                 promised: opened.run,
             },
         );
-        cx.send(from, PeerMessage::FenceRaised { query });
+        if is_its {
+            cx.send(from, PeerMessage::FenceRaised { query });
+        }
         self.advance_hellos(cx);
     }
 

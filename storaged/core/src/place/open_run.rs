@@ -186,7 +186,7 @@ impl Runs {
         self.judge_raising(query, cx);
     }
 
-    fn begin_promising(&mut self, query: QueryId, cx: &mut Context) {
+    pub(super) fn begin_promising(&mut self, query: QueryId, cx: &mut Context) {
         let since = cx.now;
         if let Some(proposal) = self.proposals.get_mut(&query) {
             proposal.phase = Phase::Promising {
@@ -433,9 +433,12 @@ impl Runs {
         }
         let promising: Vec<QueryId> = self.proposals.keys().copied().collect();
         for query in promising {
-            let proposal = self.proposals.get(&query);
-            if proposal.is_some_and(|it| matches!(it.phase, Phase::Promising { .. })) {
-                self.begin_promising(query, cx);
+            match self.proposals.get_mut(&query).map(|it| &mut it.phase) {
+                Some(Phase::Promising { .. }) => self.begin_promising(query, cx),
+                Some(Phase::Registering(registering)) if !planted!("registered_after_a_stop") => {
+                    registering.lapse();
+                }
+                _ => {}
             }
         }
     }
@@ -495,6 +498,13 @@ impl Context {
     }
 
     fn late_run(&self, proposal: &RunProposal) -> Refusal {
+        // It may have heard meanwhile that the job is somebody else's.
+        if self
+            .check_owner(&proposal.namespace, proposal.owner)
+            .is_err()
+        {
+            return wrong_token(&proposal.namespace);
+        }
         if let Phase::Registering(registering) = &proposal.phase {
             return unregistered(proposal, registering);
         }

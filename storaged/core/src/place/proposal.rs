@@ -149,7 +149,8 @@ impl RunProposal {
                     promised.remove(node);
                 }
             }
-            Phase::Waiting { .. } | Phase::Registering(_) | Phase::Raising { .. } => {}
+            Phase::Registering(registering) => registering.forget_peer(node),
+            Phase::Waiting { .. } | Phase::Raising { .. } => {}
         }
     }
 }

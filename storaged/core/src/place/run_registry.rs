@@ -1,8 +1,11 @@
 //! Runs of a cluster with a registry, which settles whose a number is: it takes the place of a majority of the members. So a cluster
 //! whose majority has died goes on, and of two halves that do not see each other none gives out the other's number. Nodes that are up are asked
-//! for promises first as ever: they may know of higher runs than a registry that was put back from an older copy.
+//! for promises first as ever: they may know of higher runs than a registry that was put back from an older copy, and whose a job is the
+//! registry does not know. So what it answers opens a run only while the promises hold.
 
-use storaged_wire::{Namespace, Refusal, RefusalCode, RunId};
+use std::collections::BTreeSet;
+
+use storaged_wire::{Namespace, NodeName, Refusal, RefusalCode, RunId};
 
 use super::proposal::{Phase, RunProposal};
 use crate::api::{Now, Output, QueryId, Registration, RegistryFault};
@@ -13,15 +16,38 @@ use crate::place::Runs;
 /// A run that is being registered.
 #[derive(Debug, Clone)]
 pub(crate) struct Registering {
+    promises: Promises,
     /// When it is asked again: an answer may be lost, and an outage pass.
     again_at: Now,
     /// What it said last that cannot be used.
     fault: Option<RegistryFault>,
 }
 
+/// Whether what was promised before the registry was asked still is.
+#[derive(Debug, Clone)]
+enum Promises {
+    Of(BTreeSet<NodeName>),
+    /// Who promised it may have forgotten that, and have promised the job to another owner since.
+    Lapsed,
+}
+
 impl Registering {
     pub const fn wakes(&self) -> Now {
         self.again_at
+    }
+
+    /// A peer is gone, with what it has promised.
+    pub fn forget_peer(&mut self, node: &NodeName) {
+        let has_promised = matches!(&self.promises, Promises::Of(nodes) if nodes.contains(node));
+        if has_promised {
+            self.lapse();
+        }
+    }
+
+    pub fn lapse(&mut self) {
+        if !planted!("registered_on_promises_that_are_gone") {
+            self.promises = Promises::Lapsed;
+        }
     }
 }
 
@@ -31,12 +57,19 @@ impl Runs {
         let Some(proposal) = self.proposals.get_mut(&query) else {
             return;
         };
-        let fault = match &mut proposal.phase {
-            Phase::Registering(before) => before.fault.take(),
-            _ => None,
-        };
         let again_at = cx.now.plus(limits::RUN_REGISTER_AGAIN_MS);
-        proposal.phase = Phase::Registering(Registering { again_at, fault });
+        match &mut proposal.phase {
+            Phase::Registering(before) => before.again_at = again_at,
+            Phase::Promising { promised, .. } => {
+                let promises = Promises::Of(std::mem::take(promised));
+                proposal.phase = Phase::Registering(Registering {
+                    promises,
+                    again_at,
+                    fault: None,
+                });
+            }
+            Phase::Asking(_) | Phase::Waiting { .. } | Phase::Raising { .. } => return,
+        }
         cx.out.push(Output::RegisterRun {
             query,
             namespace: proposal.namespace.clone(),
@@ -73,7 +106,13 @@ impl Runs {
         if !is_this {
             return;
         }
+        let has_lapsed = matches!(registering.promises, Promises::Lapsed);
         match outcome {
+            // Promised anew by all who are up, it is registered again, which changes nothing there.
+            Ok(Registration::Registered) if has_lapsed => {
+                self.begin_promising(query, cx);
+                self.advance_proposal(query, cx);
+            }
             Ok(Registration::Registered) => self.raise(query, cx),
             Ok(Registration::Taken { .. }) if planted!("taken_in_the_registry_opened") => {
                 self.raise(query, cx);

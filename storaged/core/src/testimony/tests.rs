@@ -2,8 +2,8 @@
 
 use storaged_codec::digest;
 use storaged_wire::local::DurableWish;
-use storaged_wire::peer::Fence;
-use storaged_wire::{Generation, RunId};
+use storaged_wire::peer::{Fence, NamedRun};
+use storaged_wire::{Generation, Owner, RunId};
 
 use super::*;
 use crate::api::{Input, Output};
@@ -94,6 +94,45 @@ fn the_only_peer_that_is_up_does_not_use_up_the_numbers_of_a_job() {
     };
     assert_eq!(after(7), 7);
     assert_eq!(after(limits::RUN_NUMBER_MAX), 0);
+}
+
+#[test]
+fn a_wish_for_the_last_run_leaves_numbers_for_the_runs_that_follow() {
+    let after = |number| {
+        let mut node = node();
+        let run = NamedRun {
+            namespace: job(),
+            owner: owner(),
+            run: RunId::with_identity(number, 3),
+        };
+        let wish = PeerMessage::PromiseRun { query: 1, run };
+        let said = hear(&mut node, 2, "a", wish);
+        (node.context().highest_number(&job()), said.len())
+    };
+    assert_eq!(after(limits::RUN_SKIP_MAX).0, limits::RUN_SKIP_MAX);
+    assert_eq!(after(limits::RUN_SKIP_MAX + 1), (0, 0));
+    assert_eq!(after(limits::RUN_NUMBER_MAX), (0, 0));
+}
+
+/// Whoever wanted to open the job first was promised it here, and did not.
+#[test]
+fn what_was_only_promised_gives_way_to_a_run_that_two_say_they_have_opened() {
+    let mut node = node();
+    let run_of = |owner, number| NamedRun {
+        namespace: job(),
+        owner,
+        run: RunId::with_identity(number, number),
+    };
+    let another = Owner::of_token(b"another token, of sixteen bytes");
+    let (query, run) = (1, run_of(another, 1));
+    hear(&mut node, 2, "a", PeerMessage::PromiseRun { query, run });
+    assert_eq!(node.context().owner_of(&job()), Some(another));
+    for (query, from) in [(2, "b"), (3, "c")] {
+        let run = run_of(owner(), 2);
+        hear(&mut node, 3, from, PeerMessage::RaiseFence { query, run });
+    }
+    assert_eq!(node.context().owner_of(&job()), Some(owner()));
+    assert_eq!(node.context().fence_of(&job()).number(), 2);
 }
 
 #[test]

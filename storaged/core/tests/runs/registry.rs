@@ -191,7 +191,7 @@ fn the_registry_remembers_runs_that_no_node_does() {
 #[test]
 fn a_wrong_token_that_the_registry_does_not_answer_keeps_no_name() {
     for ill in [Answer::Away, Answer::Fails(20)] {
-        let job = Namespace::new("fresh").unwrap();
+        let job = fresh();
         let mut world = World::with_registry(3, Mood::Absent, 8);
         world.run_for(10_000);
         world.registry_answers_so(ill, &[0, 1, 2]);
@@ -204,5 +204,74 @@ fn a_wrong_token_that_the_registry_does_not_answer_keeps_no_name() {
             let is_opened = matches!(reply, Reply::RunOpened { .. });
             assert!(is_opened, "n{node}, {ill:?}: {reply:?}");
         }
+    }
+}
+
+/// The registry has taken the number and answers late. Meanwhile all that had promised the run are restarted without their memory, and
+/// promise one to somebody else.
+#[test]
+fn an_answer_that_comes_when_the_promises_are_gone_opens_nothing() {
+    let mut world = World::with_registry(3, Mood::Absent, 9);
+    let stranger = asks_a_slow_registry(&mut world);
+    world.run_for(2_000);
+    owner_opens_after_a_loss(&mut world);
+    world.run_until_answered(&[stranger]);
+    let refusal = refused(&world, stranger);
+    assert_eq!(refusal.code, RefusalCode::WrongToken, "{refusal}");
+}
+
+/// The answer is there before the node hears that its peers are gone.
+#[test]
+fn an_answer_that_has_waited_for_a_node_that_was_stopped_opens_nothing() {
+    let mut world = World::with_registry(3, Mood::Absent, 9);
+    let stranger = asks_a_slow_registry(&mut world);
+    world.run_for(1_000);
+    // One answer is under way, and no other one comes.
+    world.registry_answers_so(Answer::Lost, &[0]);
+    world.run_for(14_000);
+    world.stop_process(0);
+    world.run_for(2_000);
+    owner_opens_after_a_loss(&mut world);
+    world.continue_process(0);
+    world.run_until_answered(&[stranger]);
+    refused(&world, stranger);
+}
+
+/// It answers after sixteen seconds, and knows the number after eight.
+fn asks_a_slow_registry(world: &mut World) -> RequestId {
+    world.run_for(10_000);
+    world.registry_answers_so(Answer::After(16_000), &[0]);
+    world.begins_a_run(45_000, 0, &fresh(), OTHER).unwrap()
+}
+
+/// The nodes beside the first one lose their memory.
+fn owner_opens_after_a_loss(world: &mut World) {
+    [1, 2].into_iter().for_each(|node| world.kill(node));
+    [1, 2].into_iter().for_each(|node| world.start(node));
+    world.run_for(9_000);
+    let owner = world.asks_for_run_within(10_000, 1, &fresh(), TOKEN);
+    assert!(matches!(owner, Reply::RunOpened { .. }), "{owner:?}");
+}
+
+fn fresh() -> Namespace {
+    Namespace::new("fresh").unwrap()
+}
+
+/// Links that fail for a moment while the registry is slow: nobody else has asked for the job, and it opens.
+#[test]
+fn a_run_is_promised_anew_when_a_link_has_failed_meanwhile() {
+    let mut world = World::with_registry(3, Mood::Absent, 10);
+    world.run_for(10_000);
+    world.registry_answers_so(Answer::After(6_000), &[0]);
+    let id = world.open_run(0, 30_000);
+    world.run_for(1_000);
+    world.cut(&[1, 2], &[0]);
+    world.run_for(4_000);
+    world.mend();
+    world.run_until_answered(&[id]);
+    let run = opened(&world, id);
+    world.run_for(2_000);
+    for node in 0..3 {
+        assert_eq!(world.fence(node), run, "n{node}");
     }
 }

@@ -313,8 +313,13 @@ impl World {
             owner: owner(),
             run,
         };
+        // Said to be open as well, what it was promised would end the job (docs/SECURITY.md): no run that it raises is one that it asks for.
+        let asked_for = NamedRun {
+            run: RunId::with_identity(number, 9 + self.random(9)),
+            ..named.clone()
+        };
         let highest = self.limit_number();
-        match self.random(7) {
+        match self.random(9) {
             0 => vec![PeerMessage::Fences(vec![fence])],
             1 => vec![PeerMessage::RunAnswer {
                 query,
@@ -332,6 +337,15 @@ impl World {
                 outcome: PromiseOutcome::WrongOwner,
             }],
             5 => vec![PeerMessage::FenceRaised { query }],
+            6 => vec![PeerMessage::PromiseRun {
+                query,
+                run: asked_for,
+            }],
+            7 => {
+                let run = asked_for.clone();
+                let wish = PeerMessage::PromiseRun { query, run };
+                vec![wish, PeerMessage::WithdrawRun(asked_for)]
+            }
             _ => {
                 let jobs = (0..200).map(|_| self.random(JOBS));
                 let jobs: Vec<u64> = jobs.collect();

@@ -71,6 +71,25 @@ impl<S: Scene> World<S> {
         }
     }
 
+    /// Somebody says hello by a token and asks for a run; who is refused at once hears so.
+    pub fn begins_a_run(
+        &mut self,
+        timeout_ms: u32,
+        node: usize,
+        job: &Namespace,
+        token: &[u8],
+    ) -> Result<RequestId, Refusal> {
+        let conn = self.fresh_conn();
+        match self.ask(node, conn, hello_by(job.clone(), token, Role::Reader)) {
+            Reply::Welcome { .. } => Ok(self.send(node, conn, Request::OpenRun { timeout_ms })),
+            Reply::Refused(refusal) => {
+                self.disconnect(node, conn);
+                Err(refusal)
+            }
+            other => panic!("expected a welcome, got {other:?}"),
+        }
+    }
+
     /// What somebody hears who wants to open a run by a token, and waits for it for so long.
     pub fn asks_for_run_within(
         &mut self,
@@ -79,14 +98,13 @@ impl<S: Scene> World<S> {
         job: &Namespace,
         token: &[u8],
     ) -> Reply {
-        let conn = self.fresh_conn();
-        let reply = self.ask(node, conn, hello_by(job.clone(), token, Role::Reader));
-        let reply = match reply {
-            Reply::Welcome { .. } => self.ask(node, conn, Request::OpenRun { timeout_ms }),
-            refused => refused,
+        let id = match self.begins_a_run(timeout_ms, node, job, token) {
+            Ok(id) => id,
+            Err(refusal) => return Reply::Refused(refusal),
         };
-        self.disconnect(node, conn);
-        reply
+        self.run_until_answered(&[id]);
+        self.disconnect(node, id.conn);
+        self.replies.remove(&id).expect("it was answered")
     }
 
     /// A connection ends.
