@@ -106,6 +106,24 @@ fn a_run_that_is_opened_below_another_promise_is_known_to_all() {
     }
 }
 
+/// The node whose client had asked for it is gone for good.
+#[test]
+fn a_name_that_was_only_promised_is_free_once_no_request_can_count_on_it() {
+    let mut alone = among_five(0);
+    promises(&mut alone, 1, run(1, 71, OTHER));
+    let outcome_after = |alone: &mut crate::testkit::Alone, minutes: u64| {
+        for _ in 0..60 * minutes {
+            alone.now += 1_000;
+            alone.handle(Input::Tick);
+        }
+        promises(alone, 3, run(2, 99, TOKEN))
+    };
+    let outcome = outcome_after(&mut alone, 10);
+    assert_eq!(outcome, PromiseOutcome::WrongOwner);
+    let outcome = outcome_after(&mut alone, 2);
+    assert_eq!(outcome, PromiseOutcome::Promised);
+}
+
 /// Who lies knows the run of a job and whose it is.
 #[test]
 fn a_promise_is_no_proof_of_another_number_of_its_proposer() {

@@ -13,7 +13,7 @@ mod fenced;
 use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_wire::peer::PeerMessage;
-use storaged_wire::{Namespace, NodeName};
+use storaged_wire::{Namespace, NodeName, RunId};
 
 pub(crate) use drop_job::{Drops, Trainers};
 pub(crate) use evict::Remains;
@@ -22,6 +22,7 @@ use crate::api::Now;
 use crate::catalog::{Slot, SlotUse};
 use crate::context::Context;
 use crate::limits;
+use crate::testimony::words_of_opened;
 
 /// What a node knows of the use of jobs.
 #[derive(Debug, Default)]
@@ -154,7 +155,8 @@ impl Context {
         let excess = empty.len().saturating_sub(limits::EMPTY_JOBS_MAX);
         for (place, (idle_ms, namespace)) in empty.into_iter().enumerate() {
             let evicted = self.namespaces[&namespace].evicted.is_some();
-            let enough = if place < excess || evicted {
+            let goes_early = evicted || self.was_only_promised(&namespace);
+            let enough = if place < excess || goes_early {
                 limits::EMPTY_JOB_MIN_MS.min(self.setup.idle_job_ms)
             } else {
                 self.setup.idle_job_ms
@@ -163,6 +165,15 @@ impl Context {
                 self.forget_job(&namespace);
             }
         }
+    }
+
+    /// Whether nobody has opened a run of the job, as far as this node knows: it is a name that somebody wanted, whose request is over by
+    /// now. It must not keep the name from others for as long as a job may be idle.
+    fn was_only_promised(&self, namespace: &Namespace) -> bool {
+        let table = self.namespaces.get(namespace);
+        table.is_some_and(|it| {
+            it.granted > RunId::ZERO && it.fence == RunId::ZERO && words_of_opened(it) == 0
+        }) && !planted!("promises_outlive_requests")
     }
 
     /// Whether a proposer may still count on what was promised here: requests wait for no longer.
