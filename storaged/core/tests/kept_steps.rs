@@ -185,6 +185,64 @@ fn a_job_that_went_back_keeps_what_it_went_back_to() {
     cluster.assert_all_hold(3..=5);
 }
 
+/// Steps are saved one after the other, and the job goes back to the newest protected one while they are coded: who restarted has read that
+/// one, and all that were saved after it are left.
+fn goes_back_while_steps_are_coded(cluster: &mut Cluster, steps: u64) {
+    (0..steps).for_each(|_| cluster.save());
+    let newest = |cluster: &Cluster| (0..NODES).all(|node| cluster.is_protected(node));
+    cluster.begin_again();
+    assert!(!newest(cluster), "the new run is there first");
+    cluster.run_until(60_000, "protection of what is left", newest);
+    cluster.run_for(1_000);
+}
+
+/// Steps 3 and 4 are protected after the job has gone back to step 2. They do not take its place: the first step of the new run leaves both,
+/// and nothing would stay behind that one.
+#[test]
+fn steps_that_are_protected_when_the_job_has_left_them_take_no_place() {
+    let mut cluster = keeping(2, 1 << 30);
+    (0..2).for_each(|_| cluster.save_and_wait(DurableWish::Never));
+    goes_back_while_steps_are_coded(&mut cluster, 2);
+    cluster.assert_all_hold(2..=4);
+    cluster.goes_back_to(2);
+    let began = cluster.now;
+    cluster.save_and_wait(DurableWish::Never);
+    assert!(
+        cluster.now - began < 2_000,
+        "no save waits for what is kept"
+    );
+    cluster.assert_all_hold(2..=3);
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.assert_all_hold(3..=4);
+}
+
+/// The job has not said where it went back to. It goes on from the newest of these: of them as many stay as of any others.
+#[test]
+fn nor_do_they_stay_where_the_job_goes_on_from_them() {
+    let mut cluster = keeping(2, 1 << 30);
+    (0..2).for_each(|_| cluster.save_and_wait(DurableWish::Never));
+    goes_back_while_steps_are_coded(&mut cluster, 2);
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.assert_all_hold(4..=5);
+}
+
+/// Coding nodes have room for the parity of two steps and of one that is coded, as `storaged config` counts: the step that the job went back to
+/// stays there too.
+#[test]
+fn what_a_job_went_back_to_stays_in_the_room_that_kept_steps_have() {
+    let room = Room {
+        keep_steps: 2,
+        budgets: (4..6).map(|node| (node, 3 * PARITY)).collect(),
+        ..Room::default()
+    };
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room);
+    (0..2).for_each(|_| cluster.save_and_wait(DurableWish::Never));
+    goes_back_while_steps_are_coded(&mut cluster, 1);
+    cluster.goes_back_to(2);
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.assert_all_hold(2..=3);
+}
+
 /// Two jobs train. What is kept of the first one is in nobody's way: the second one gets its slots, and its steps are protected.
 #[test]
 fn kept_steps_give_way_to_the_saves_of_another_job() {

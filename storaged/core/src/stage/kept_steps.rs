@@ -36,41 +36,112 @@ impl OnTheWay {
     }
 }
 
+/// Where the newest run of a job begins. Whoever goes back reads a step and opens a run, and says to nobody which one that was: what stands
+/// behind the run is known when a step of it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RunStart {
+    /// A step of it is safe: the steps say it themselves.
+    Past,
+    /// Nothing of it has committed.
+    Unsaid,
+    /// Behind its first step, which has committed and is not safe yet.
+    Below(Step),
+}
+
+/// Which safe steps of a job stay.
+#[derive(Debug, Clone, Copy)]
+struct Quota {
+    most: usize,
+    /// While the newest run begins as many stay as leave each rank a slot for it.
+    most_beside_save: usize,
+    beginning: RunStart,
+}
+
+impl Quota {
+    /// The newest one alone, and nothing is looked for.
+    const NEWEST: Self = Self {
+        most: 1,
+        most_beside_save: 1,
+        beginning: RunStart::Past,
+    };
+
+    /// Whether a step stays behind these newer ones. Steps of the run before may be coded, and become safe, after the job has gone back
+    /// behind them: were the step that it went back to let go for them, nothing would stay behind the first one of the new run, which
+    /// leaves them all.
+    fn has_place(&self, key: &CheckpointKey, newer: &[CheckpointKey]) -> bool {
+        if newer.len() < self.most {
+            return true;
+        }
+        let has_slot = newer.len() < self.most_beside_save;
+        match self.beginning {
+            RunStart::Past => false,
+            RunStart::Unsaid => has_slot,
+            RunStart::Below(first) => {
+                let stay = newer.iter().filter(|newer| newer.step < first).count();
+                has_slot && key.step < first && stay + 1 < self.most
+            }
+        }
+    }
+}
+
 impl Context {
-    /// The steps that stay: those that are pinned, the newest safe one, and as many before it as are configured. With them those that would be among them and
-    /// of which this node has not heard yet that they are protected.
+    /// The steps that stay: those that are pinned, the newest safe one, and as many before it as are configured; while a newer run begins, also those
+    /// that may be what it went back to. With them those that would be among them and of which this node has not heard yet that they are protected.
     pub(crate) fn kept_steps(&self, namespace: &Namespace) -> BTreeSet<CheckpointKey> {
-        let (safe, most) = (self.safe_state(), self.steps_to_keep(namespace));
+        let (safe, quota) = (self.safe_state(), self.steps_to_keep(namespace));
         let newest_first = self.checkpoints.values().rev();
         let of_it = newest_first.filter(|c| c.key.namespace == *namespace);
         let mut on_the_way = OnTheWay::default();
+        let mut newer = Vec::new();
         let mut kept = BTreeSet::new();
-        let mut may_follow = Vec::new();
         for checkpoint in of_it {
-            if kept.len() == most {
-                break;
-            } else if checkpoint.state >= safe {
-                if on_the_way.is_one(&checkpoint.key) || planted!("left_steps_are_kept") {
-                    kept.insert(checkpoint.key.clone());
+            let key = &checkpoint.key;
+            let has_place = quota.has_place(key, &newer);
+            if checkpoint.state >= safe {
+                if on_the_way.is_one(key) || planted!("left_steps_are_kept") {
+                    newer.push(key.clone());
+                    kept.extend(has_place.then(|| key.clone()));
                 }
-            } else if most > 1 && self.may_yet_be_kept(checkpoint) {
-                may_follow.push(checkpoint.key.clone());
+            } else if has_place && quota.most > 1 && self.may_yet_be_kept(checkpoint) {
+                kept.insert(key.clone());
+            }
+            if newer.len() >= quota.most.max(quota.most_beside_save) {
+                break;
             }
         }
-        kept.extend(may_follow);
         if !planted!("pins_are_ignored") {
             kept.extend(self.pinned_here(namespace));
         }
         kept
     }
 
-    /// How many safe steps stay. By default one, and nothing is looked for.
-    fn steps_to_keep(&self, namespace: &Namespace) -> usize {
-        match self.setup.keep_steps {
-            1 => 1,
-            _ if planted!("one_step_kept") => 1,
-            _ if self.lacks_room(namespace) => 1,
-            most => most,
+    /// Which safe steps stay. By default one.
+    fn steps_to_keep(&self, namespace: &Namespace) -> Quota {
+        let most = self.setup.keep_steps;
+        if most == 1 || planted!("one_step_kept") || self.lacks_room(namespace) {
+            return Quota::NEWEST;
+        }
+        Quota {
+            most,
+            most_beside_save: self.setup.slots_per_rank.saturating_sub(1),
+            beginning: self.beginning(namespace),
+        }
+    }
+
+    /// Where the newest run that was opened begins.
+    fn beginning(&self, namespace: &Namespace) -> RunStart {
+        let run = self.fence_of(namespace);
+        let newest = self.newest_safe(namespace);
+        if newest.is_none_or(|newest| newest.run >= run) || planted!("left_steps_take_places") {
+            return RunStart::Past;
+        }
+        let of_run = self.checkpoints.values();
+        let of_run = of_run.filter(|c| c.key.namespace == *namespace && c.key.run == run);
+        let committed =
+            of_run.filter(|c| c.manifest.is_some() && !planted!("first_steps_not_heeded"));
+        match committed.map(|c| c.key.step).min() {
+            Some(first) => RunStart::Below(first),
+            None => RunStart::Unsaid,
         }
     }
 
@@ -95,11 +166,12 @@ impl Context {
         let newer = newest_first
             .filter(|c| c.key.namespace == key.namespace && c.key > *key && c.state >= safe)
             .filter(|c| on_the_way.is_one(&c.key) || planted!("left_steps_are_kept"));
-        let mut enough = self.steps_to_keep(&key.namespace);
+        let newer: Vec<CheckpointKey> = newer.map(|c| c.key.clone()).collect();
+        let mut quota = self.steps_to_keep(&key.namespace);
         if planted!("older_steps_not_taken_up") {
-            enough = 1;
+            quota = Quota::NEWEST;
         }
-        newer.take(enough).count() == enough
+        !quota.has_place(key, &newer)
     }
 
     /// Gives up what was not protected in time to be kept.

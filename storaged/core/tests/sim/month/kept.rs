@@ -7,7 +7,7 @@ use storaged_core::Note;
 use storaged_wire::local::Request;
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::plan::RestorePlan;
-use storaged_wire::{CheckpointState, Namespace, Refusal};
+use storaged_wire::{CheckpointState, Namespace, Refusal, RunId};
 
 use super::super::world::World;
 use super::asks::{Asked, What};
@@ -19,12 +19,16 @@ const LACKS_ROOM_MS: u64 = 700;
 /// Of the beats, the kept step is asked for at one in so many.
 const ASK_ONE_IN: u64 = 40;
 const PLAN_MS: u32 = 5_000;
+/// All nodes have heard of a run that was opened so long ago.
+const HEARD_OF_MS: u64 = 1_000;
 
-/// Which steps were ever said to be protected, and what became of the one before the newest.
+/// Which steps were ever said to be protected, since when, and what became of the one before the newest.
 #[derive(Debug, Default)]
 pub struct KeptSteps {
-    protected: BTreeMap<Namespace, BTreeSet<CheckpointKey>>,
-    /// The newest two that bore all losses, and the machines lost since.
+    protected: BTreeMap<Namespace, BTreeMap<CheckpointKey, u64>>,
+    /// The newest run of each job, and when it was opened.
+    opened: BTreeMap<Namespace, (RunId, u64)>,
+    /// Those that stay and bore all losses, and the machines lost since.
     whole: BTreeMap<CheckpointKey, BTreeSet<usize>>,
     /// Saves lacked room while these were kept.
     given_way: BTreeSet<CheckpointKey>,
@@ -37,29 +41,47 @@ impl KeptSteps {
         }
     }
 
-    /// Machines lost since the newest two bore all losses: of the one that has lost most.
+    /// Machines lost since what stays bore all losses: of the one that has lost most.
     pub fn most_lost(&self) -> usize {
         let all = self.whole.iter();
         let kept = all.filter(|(key, _)| !self.given_way.contains(*key));
         kept.map(|(_, lost)| lost.len()).max().unwrap_or(0)
     }
 
+    pub fn opened(&mut self, namespace: &Namespace, run: RunId, at: u64) {
+        let opened = (run, at);
+        let newest = self.opened.entry(namespace.clone()).or_insert(opened);
+        *newest = opened.max(*newest);
+    }
+
     /// The newest protected step, and the one before it. What an earlier run saved from there on where the job went back to is left: it may be
-    /// protected after that all the same.
-    fn newest_two(&self, namespace: &Namespace) -> Vec<CheckpointKey> {
+    /// protected after that all the same. Until a step of the newest run is protected nobody can know which ones are left, and
+    /// one more stays.
+    fn newest(&self, namespace: &Namespace) -> Vec<CheckpointKey> {
         let Some(steps) = self.protected.get(namespace) else {
             return Vec::new();
         };
         let is_left = |key: &CheckpointKey| {
-            let mut later = steps.iter().rev().take_while(|it| it.run > key.run);
+            let mut later = steps.keys().rev().take_while(|it| it.run > key.run);
             later.any(|it| it.step <= key.step)
         };
-        let newest_first = steps.iter().rev().filter(|key| !is_left(key));
-        newest_first.take(2).cloned().collect()
+        let newest_first = steps.iter().rev().filter(|(key, _)| !is_left(key));
+        let opened = self.opened.get(namespace);
+        let is_of_run_before = |(key, at): &(&CheckpointKey, &u64)| {
+            opened.is_some_and(|(run, opened)| key.run < *run && opened + HEARD_OF_MS <= **at)
+        };
+        let stay = match newest_first.clone().next().filter(is_of_run_before) {
+            Some(_) => 3,
+            None => 2,
+        };
+        newest_first
+            .take(stay)
+            .map(|(key, _)| key.clone())
+            .collect()
     }
 
     fn second_newest(&self, namespace: &Namespace) -> Option<CheckpointKey> {
-        self.newest_two(namespace).into_iter().nth(1)
+        self.newest(namespace).into_iter().nth(1)
     }
 
     /// The step that must be there, unless more than `m` machines were lost.
@@ -80,9 +102,10 @@ impl World {
         if let Note::State { key, state } = note
             && matches!(state, CheckpointState::Protected | CheckpointState::Durable)
         {
+            let now = self.now;
             let kept = &mut self.month().promises.kept_steps;
             let steps = kept.protected.entry(key.namespace.clone()).or_default();
-            steps.insert(key.clone());
+            steps.entry(key.clone()).or_insert(now);
         }
     }
 
@@ -99,7 +122,7 @@ impl World {
         }
         self.note_lack_of_room(namespace);
         let (now, m) = (self.now, self.scene.limits.m);
-        let newest = self.month().promises.kept_steps.newest_two(namespace);
+        let newest = self.month().promises.kept_steps.newest(namespace);
         let is_of_it = |key: &CheckpointKey| key.namespace == *namespace;
         let kept = &mut self.month().promises.kept_steps;
         kept.whole
@@ -134,8 +157,10 @@ impl World {
             |state| matches!(state, RankState::Acquiring(since) if now - since >= LACKS_ROOM_MS),
         );
         let kept = &mut month.promises.kept_steps;
-        if let Some(second) = kept.second_newest(namespace).filter(|_| lacks) {
-            kept.given_way.insert(second);
+        let older = kept.newest(namespace).into_iter().skip(1);
+        let older: Vec<CheckpointKey> = older.filter(|_| lacks).collect();
+        if !older.is_empty() {
+            kept.given_way.extend(older);
             self.struck("saves that lack room");
         }
     }

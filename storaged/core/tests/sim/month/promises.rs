@@ -116,7 +116,12 @@ impl World {
     pub(super) fn run_numbers_are_unique(&mut self, asked: &Asked, run: RunId) {
         let namespace = self.month().jobs.all[asked.job].namespace.clone();
         let apart = self.may_be_numbered_apart();
-        let runs = self.month().promises.runs.entry(namespace).or_default();
+        let runs = self
+            .month()
+            .promises
+            .runs
+            .entry(namespace.clone())
+            .or_default();
         let same = |it: &RunId| *it == run || (!apart && it.number() == run.number());
         let before = runs.keys().find(|it| same(it)).map(|it| runs[it]);
         assert!(
@@ -130,10 +135,10 @@ impl World {
             durable.is_none_or(|durable| run.number() > durable),
             "a new run is above all that is durable: got run {run}, and run {durable:?} is in the tier"
         );
-        self.month()
-            .promises
-            .opened
-            .push((asked.job, run, asked.at));
+        let now = self.now;
+        let promises = &mut self.month().promises;
+        promises.opened.push((asked.job, run, asked.at));
+        promises.kept_steps.opened(&namespace, run, now);
     }
 
     /// While the tier is away a majority gives numbers, and the tier may give the same one to a node that is cut off from
