@@ -9,8 +9,8 @@ TORCH := 2.15.0
 PYTHON_TOOLS := numpy "maturin>=1.7,<2" pytest pytest-xdist fsspec
 VENV := .venv/.packages-2-$(TORCH)
 PYTHON := .venv/bin/python
-# Python's tests wait more than they compute: for daemons, and for processes that import PyTorch.
-PYTEST := $(PYTHON) -m pytest -q -n $(shell n=$$(nproc); echo $$((n < 4 ? n : 4))) --dist loadfile
+# Python's tests wait too, for daemons and for one another's processes: one more at a time than there are cores.
+PYTEST := $(PYTHON) -m pytest -q -n $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4))) --dist loadfile
 CARGO := cargo
 RUST_CRATES := --workspace --exclude storaged-python
 
