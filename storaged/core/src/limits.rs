@@ -47,6 +47,10 @@ pub const RUN_NUMBER_MAX: u64 = 1 << 48;
 /// One node alone makes a proposer skip no more numbers than this at once: nobody else has heard of what it says is taken.
 pub const RUN_SKIP_MAX: u64 = 1 << 20;
 
+/// A number that is so far above all that are known here is promised to nobody. Far more than a liar makes an honest proposer skip in many
+/// attempts: one that is refused has no way down.
+pub const RUN_WISH_MAX: u64 = 1 << 32;
+
 /// How often one node may say to one proposer that its number is taken, before the others decide.
 pub const RUN_TAKEN_MAX: u32 = 4;
 

@@ -387,28 +387,6 @@ fn a_forged_manifest_raises_no_fence() {
     );
 }
 
-/// A liar has told each of its home nodes of it in the other one's name. The node whose shard it lists knows better.
-#[test]
-fn a_commit_that_its_own_ranks_have_yet_to_seal_is_led_by_nobody() {
-    let mut world = World::new(4, Mood::Absent, 14);
-    let run = world.opened(1);
-    let trainer = world.hello(1, run, 0).expect("the newest run");
-    assert!(world.stage(1, trainer, 0));
-    let forged = world.manifest_of_homes(run, [0, 2]);
-    for (home, other) in [(0, 2), (2, 0)] {
-        world.message(home, &name(other), world::committed(&forged));
-    }
-    let knows = |world: &mut World, node: usize| {
-        let shown = world.ram(node).node.shown();
-        shown.iter().any(|it| it.manifest == Some(forged.name()))
-    };
-    assert!(knows(&mut world, 0) && knows(&mut world, 2));
-    world.run_for(10_000);
-    for node in 0..4 {
-        assert!(!knows(&mut world, node), "n{node}");
-    }
-}
-
 /// The first of two runs opened at once has rank 0, the second rank 1; both save step 5, and one of them commits it.
 #[test]
 fn a_commit_never_lists_shards_of_two_incarnations() {

@@ -294,6 +294,18 @@ fn in_another_ones_name_a_commit_alone_is_believed() {
     assert_eq!(said, [], "answered a question that `a` did not ask");
 }
 
+/// It would believe itself, though it is no home node of the step or has other shards.
+#[test]
+fn in_its_own_name_a_node_believes_nothing() {
+    let mut node = last_of(&["a", "b", "c", "d", "e", "f"], 1, 2);
+    let (told, bytes) = parcel(&committed(&manifest()));
+    let told = relayed(&name("f"), told, &["c"]);
+    let asked = sends(hear(&mut node, 1, "b", told));
+    let said = fetch(&mut node, asked, &bytes);
+    assert_eq!(said, [], "it took a commit that nobody told it of");
+    assert!(node.context().checkpoints.is_empty());
+}
+
 /// `c`, which has a manifest of 3 MiB.
 fn knows_a_long_manifest() -> (Node, ManifestBytes) {
     let mut node = last_of(&["a", "b", "c"], 1, 2);

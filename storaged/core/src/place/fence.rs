@@ -159,11 +159,10 @@ impl Context {
         self.send(from, message);
     }
 
-    /// Whether one peer alone asks for a number far above all that are known here: promised, it and all below it would be used up. A node that
-    /// has lost its memory hears of the job's numbers from its other peers.
+    /// Whether one peer alone asks for a number far above all that are known here: promised, it and all below it would be used up.
     fn skips_too_far(&self, from: &NodeName, asked: &NamedRun) -> bool {
         let most = self.highest_number(&asked.namespace);
-        let most = most.saturating_add(limits::RUN_SKIP_MAX);
+        let most = most.saturating_add(limits::RUN_WISH_MAX);
         from != self.me() && asked.run.number() > most && !planted!("one_wish_skips_far")
     }
 

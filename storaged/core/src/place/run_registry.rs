@@ -106,7 +106,9 @@ impl Runs {
         if !is_this {
             return;
         }
-        let has_lapsed = matches!(registering.promises, Promises::Lapsed);
+        // The answer may be heard before this node looks at the time.
+        let was_stopped = cx.was_stopped() && !planted!("registered_after_a_stop");
+        let has_lapsed = was_stopped || matches!(registering.promises, Promises::Lapsed);
         match outcome {
             // Promised anew by all who are up, it is registered again, which changes nothing there.
             Ok(Registration::Registered) if has_lapsed => {

@@ -82,32 +82,6 @@ impl Context {
         last.any(|((run, _), step)| *run == key.run && *step < key.step)
     }
 
-    /// Tells whoever passes a commit on that nobody can have made it: it lists a shard that a rank here has yet to seal. Home nodes that a liar
-    /// has told of it believe one another, and would have it coded for ever.
-    pub(super) fn deny_commit(
-        &mut self,
-        from: &NodeName,
-        key: &CheckpointKey,
-        manifest: &ManifestBytes,
-    ) {
-        let Some(table) = self.namespaces.get(&key.namespace) else {
-            return;
-        };
-        let listed = manifest.manifest().shards.iter();
-        let mut listed_here = listed.filter(|shard| shard.node == *self.me());
-        let unsealed = listed_here.find(|shard| {
-            let last = table.last_step.get(&(key.run, shard.rank));
-            last.is_some_and(|last| *last < key.step)
-        });
-        if let Some(shard) = unsealed
-            && !planted!("forged_commits_are_not_denied")
-        {
-            let reason = format!("rank {} has yet to seal it", shard.rank);
-            let key = key.clone();
-            self.send(from, PeerMessage::Abandoned { key, reason });
-        }
-    }
-
     /// Checkpoints that a peer has told of, of which nothing is here and that nobody calls safe.
     fn commits_of(&self, teller: &NodeName) -> usize {
         let all = self.checkpoints.values();

@@ -220,18 +220,21 @@ impl Context {
     /// committed, would hold all slots for good.
     fn waits_for_the_gone(&self, checkpoint: &Checkpoint, waited_ms: u64) -> bool {
         let key = &checkpoint.key;
-        let nodes = checkpoint.manifest.as_ref();
-        let mut nodes = nodes.into_iter().flat_map(|it| self.stakeholders(it));
-        let is_all_there = nodes.all(|node| self.is_up(&node));
-        let is_conclusive = is_all_there || planted!("the_gone_have_nothing");
-        let newest = self.newest_safe(&key.namespace);
         let is_for_good = planted!("words_of_the_gone_keep_all");
-        (waited_ms < limits::GONE_WORDS_MS || is_for_good)
+        let may_wait = (waited_ms < limits::GONE_WORDS_MS || is_for_good)
             && self.setup.slots_per_rank > 2
             && checkpoint.standing.was_called_protected()
-            && newest.is_none_or(|newest| newest <= *key)
+            && !planted!("words_end_with_homes");
+        if !may_wait {
+            return false;
+        }
+        let nodes = checkpoint.manifest.as_ref();
+        let mut nodes = nodes.into_iter().flat_map(|it| self.stakeholders(it));
+        let is_conclusive =
+            nodes.all(|node| self.is_up(&node)) || planted!("the_gone_have_nothing");
+        let newest = self.newest_safe(&key.namespace);
+        newest.is_none_or(|newest| newest <= *key)
             && !(is_conclusive && self.is_found_bare(checkpoint))
-            && !planted!("words_end_with_homes")
     }
 
     /// The newest checkpoint that could be restored from RAM right now, as far as this node knows.

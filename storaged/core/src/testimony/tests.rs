@@ -109,8 +109,8 @@ fn a_wish_for_the_last_run_leaves_numbers_for_the_runs_that_follow() {
         let said = hear(&mut node, 2, "a", wish);
         (node.context().highest_number(&job()), said.len())
     };
-    assert_eq!(after(limits::RUN_SKIP_MAX).0, limits::RUN_SKIP_MAX);
-    assert_eq!(after(limits::RUN_SKIP_MAX + 1), (0, 0));
+    assert_eq!(after(limits::RUN_WISH_MAX).0, limits::RUN_WISH_MAX);
+    assert_eq!(after(limits::RUN_WISH_MAX + 1), (0, 0));
     assert_eq!(after(limits::RUN_NUMBER_MAX), (0, 0));
 }
 
