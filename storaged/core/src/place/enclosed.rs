@@ -65,3 +65,46 @@ impl Context {
         homes.all(|home| has(home) || self.is_gone(home))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use storaged_codec::digest;
+    use storaged_wire::local::DurableWish;
+    use storaged_wire::peer::PeerMessage;
+    use storaged_wire::{Enclosed, EnclosuresHeld};
+
+    use crate::testkit::{hear, hear_from_all, last_of, manifest};
+
+    /// Everything is coded, and only two nodes say that they have what describes the step.
+    #[test]
+    fn a_step_bears_no_more_losses_than_leave_somebody_who_has_its_schema() {
+        let mut node = last_of(&["a", "b", "c", "d"], 2, 2);
+        let mut manifest = manifest(1, &["a", "b"], &["c", "d"], 4096, digest(b"shard"));
+        manifest.schema = Enclosed::naming(b"schema");
+        let manifest = manifest.seal().expect("a sound manifest");
+        let name = manifest.name();
+        let committed = PeerMessage::Committed {
+            manifest: manifest.bytes().to_vec().into(),
+            durable: DurableWish::Policy,
+        };
+        hear_from_all(&mut node, 1, &committed);
+        for (others, from) in ["a", "b", "c"].into_iter().enumerate() {
+            let enclosures = if others < 2 {
+                EnclosuresHeld::All
+            } else {
+                EnclosuresHeld::NotAll
+            };
+            let held = PeerMessage::Held {
+                manifest: name,
+                version: 1,
+                shards: Vec::new(),
+                parity: Vec::new(),
+                enclosures,
+            };
+            hear(&mut node, 2, from, held);
+        }
+        let cx = node.context();
+        let checkpoint = &cx.checkpoints[&cx.by_name[&name]];
+        assert_eq!(cx.enclosures_bear(checkpoint, &manifest, 3), 1);
+    }
+}
