@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use storaged_codec::{ChunkSize, Digest, Geometry};
 use storaged_plan::Member;
+use storaged_wire::local::DurableWish;
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{
-    Enclosed, Generation, Manifest, Namespace, NodeName, Owner, Rank, RunId, ShardEntry, Step,
-    WorldSize,
+    Enclosed, Generation, Manifest, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId,
+    ShardEntry, Step, WorldSize,
 };
 
 use crate::api::{
@@ -157,6 +158,14 @@ pub fn manifest(step: u64, data: &[&str], coding: &[&str], length: u64, root: Di
         }],
         schema: Enclosed::nothing(),
         torch_metadata: Enclosed::nothing(),
+    }
+}
+
+/// That a home node tells of a commit.
+pub fn committed(manifest: &ManifestBytes) -> PeerMessage {
+    PeerMessage::Committed {
+        manifest: manifest.bytes().to_vec().into(),
+        durable: DurableWish::Policy,
     }
 }
 

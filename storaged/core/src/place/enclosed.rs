@@ -69,11 +69,10 @@ impl Context {
 #[cfg(test)]
 mod tests {
     use storaged_codec::digest;
-    use storaged_wire::local::DurableWish;
     use storaged_wire::peer::PeerMessage;
     use storaged_wire::{Enclosed, EnclosuresHeld};
 
-    use crate::testkit::{hear, hear_from_all, last_of, manifest};
+    use crate::testkit::{committed, hear, hear_from_all, last_of, manifest};
 
     /// Everything is coded, and only two nodes say that they have what describes the step.
     #[test]
@@ -83,17 +82,9 @@ mod tests {
         manifest.schema = Enclosed::naming(b"schema");
         let manifest = manifest.seal().expect("a sound manifest");
         let name = manifest.name();
-        let committed = PeerMessage::Committed {
-            manifest: manifest.bytes().to_vec().into(),
-            durable: DurableWish::Policy,
-        };
-        hear_from_all(&mut node, 1, &committed);
-        for (others, from) in ["a", "b", "c"].into_iter().enumerate() {
-            let enclosures = if others < 2 {
-                EnclosuresHeld::All
-            } else {
-                EnclosuresHeld::NotAll
-            };
+        hear_from_all(&mut node, 1, &committed(&manifest));
+        let (all, not_all) = (EnclosuresHeld::All, EnclosuresHeld::NotAll);
+        for (from, enclosures) in [("a", all), ("b", all), ("c", not_all)] {
             let held = PeerMessage::Held {
                 manifest: name,
                 version: 1,

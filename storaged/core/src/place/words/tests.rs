@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use storaged_codec::digest;
-use storaged_wire::local::DurableWish;
 
 use super::*;
 use crate::api::{Note, Now};
 use crate::node::Node;
-use crate::testkit::{alone_among, hear, job, last_of, last_with_tier, manifest, name, owner};
+use crate::testkit::{
+    alone_among, committed, hear, job, last_of, last_with_tier, manifest, name, owner,
+};
 use storaged_wire::peer::{Fence, Lane, UnowedCause};
 use storaged_wire::{EnclosuresHeld, Generation, ManifestBytes, Rank};
 
@@ -31,13 +32,6 @@ fn step(node: &Node) -> (Arc<ManifestBytes>, Vec<String>, String) {
         }
     }
     panic!("e is a home of every step");
-}
-
-fn committed(sealed: &ManifestBytes) -> PeerMessage {
-    PeerMessage::Committed {
-        manifest: sealed.bytes().to_vec().into(),
-        durable: DurableWish::Policy,
-    }
 }
 
 fn protected(sealed: &ManifestBytes, bears: u32) -> PeerMessage {
