@@ -11,7 +11,7 @@ use storaged_wire::verdict::{
 };
 use storaged_wire::{Owner, RunId, Step};
 
-use crate::samples::{mark, namespace, node, plan};
+use super::samples::{mark, namespace, node, plan};
 
 pub fn requests() -> Vec<Request> {
     let timeout_ms = 1000;

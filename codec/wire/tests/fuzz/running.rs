@@ -3,7 +3,7 @@
 use storaged_wire::SessionId;
 use storaged_wire::peer::{MemberTally, PeerMessage};
 
-use crate::samples::link_tally;
+use super::samples::link_tally;
 
 pub fn messages_while_it_runs() -> Vec<PeerMessage> {
     let session = SessionId::new(7);

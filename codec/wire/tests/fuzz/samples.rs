@@ -22,7 +22,7 @@ use storaged_wire::{
     SessionId, ShardEntry, SlotId, Step, WorldSize,
 };
 
-use crate::{restart, running, succession};
+use super::{restart, running, succession};
 
 pub fn link_tally(name: &str) -> LinkTally {
     LinkTally {

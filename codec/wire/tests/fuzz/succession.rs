@@ -6,7 +6,7 @@ use storaged_wire::provenance::KeyTold;
 use storaged_wire::succession::{RecordSource, Rotated, SEAL_BYTES, TokenStanding};
 use storaged_wire::{Owner, Rotation};
 
-use crate::samples;
+use super::samples;
 
 const OLD: &[u8] = b"a token that was used";
 const NEW: &[u8] = b"a token that is used now";

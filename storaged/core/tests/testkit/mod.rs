@@ -13,9 +13,9 @@
 //! | suite | scene | payload | sessions | links | tier |
 //! | --- | --- | --- | --- | --- | --- |
 //! | `simulation` | `sim/`, job or month | bytes | at their end, some break | delay, loss, cuts, pauses | weather |
-//! | `enclosures`, `epochs`, `healing`, `recovery`, `lifetimes`, `plans`, `restart_safe`, `slots`, `verdict` | `cluster/` | digests | stripe by stripe | to the millisecond | as a test says |
-//! | `runs` | `runs/` | digests | at once | delay, cuts, silence | as a test says |
-//! | `handle` | `handle/` | digests | at once | in order | well |
+//! | `testsuite`, but for what follows | `testsuite/cluster/` | digests | stripe by stripe | to the millisecond | as a test says |
+//! | `testsuite`, `runs` | `testsuite/runs/` | digests | at once | delay, cuts, silence | as a test says |
+//! | `testsuite`, `handle` | `testsuite/handle/` | digests | at once | in order | well |
 //! | fuzzing (`tests/fuzz/`) | `src/node/` | digests | as an input says | cut and joined by moves | as moves say |
 #![allow(dead_code, reason = "each suite uses a part of it")]
 #![allow(unused_imports, reason = "each suite uses a part of it")]
