@@ -419,3 +419,57 @@ pub(crate) fn cut(reason: &str) -> &str {
     const BYTES_MAX: usize = 1_024;
     &reason[..reason.floor_char_boundary(BYTES_MAX)]
 }
+
+#[cfg(test)]
+mod tests {
+    use storaged_codec::digest;
+    use storaged_wire::peer::{CheckpointKey, Lane, PeerMessage};
+    use storaged_wire::{CheckpointState, EnclosuresHeld, Rank};
+
+    use crate::api::{Input, Now};
+    use crate::limits;
+    use crate::node::Node;
+    use crate::testkit::{committed, hear, hear_from_all, last_of, manifest, sent};
+
+    /// `e` is a home node of it. All blocks are there, and all know it; then `c`, which has not heard that it is protected, gives it up.
+    #[test]
+    fn who_gives_up_what_is_safe_is_told_of_it_again() {
+        let mut node = last_of(&["a", "b", "c", "d", "e"], 2, 2);
+        let manifest = manifest(2, &["a", "b"], &["c", "d"], 5, digest(b"any"));
+        let manifest = manifest.seal().expect("a sound manifest");
+        let (name, key) = (manifest.name(), CheckpointKey::of(manifest.manifest()));
+        hear_from_all(&mut node, 1, &committed(&manifest));
+        let parity = |index| vec![(Lane { group: 0, index: 0 }, index)];
+        for (from, shards, parity) in [
+            ("a", vec![Rank::new(0)], vec![]),
+            ("b", vec![Rank::new(1)], vec![]),
+            ("c", vec![], parity(0)),
+            ("d", vec![], parity(1)),
+        ] {
+            let held = PeerMessage::Held {
+                manifest: name,
+                version: 1,
+                shards,
+                parity,
+                enclosures: EnclosuresHeld::All,
+            };
+            hear(&mut node, 2, from, held);
+        }
+        let stored = PeerMessage::ManifestStored {
+            manifest: name,
+            state: CheckpointState::Protected,
+            bears: 2,
+        };
+        hear_from_all(&mut node, 3, &stored);
+        let tells = |node: &mut Node, at| {
+            let said = sent(node.handle(Now(at), Input::Tick));
+            said.iter()
+                .any(|message| matches!(message, PeerMessage::Committed { .. }))
+        };
+        assert!(!tells(&mut node, 2 * limits::REPEAT_MS), "all know it");
+        let reason = "nothing new was heard of it".into();
+        let given_up = PeerMessage::Abandoned { key, reason };
+        hear(&mut node, 2 * limits::REPEAT_MS, "c", given_up);
+        assert!(tells(&mut node, 4 * limits::REPEAT_MS));
+    }
+}
