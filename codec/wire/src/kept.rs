@@ -10,7 +10,7 @@ use crate::enclosure::Enclosure;
 use crate::failed::FailedRestart;
 use crate::ids::{Namespace, Owner, Rank, SlotId, WorldSize};
 use crate::local::DurableWish;
-use crate::peer::{CheckpointKey, HighMark, Lane};
+use crate::peer::{CheckpointKey, HighMark, Lane, OrderKey};
 use crate::pins::Pin;
 use crate::provenance::{DurableStep, ManifestKey};
 use crate::run::RunId;
@@ -46,7 +46,7 @@ pub enum RecordName {
 pub enum KeptRecord {
     /// What is known of a job.
     #[n(0)]
-    Namespace(#[n(0)] KeptNamespace),
+    Namespace(#[n(0)] Box<KeptNamespace>),
     /// The bytes of a manifest.
     #[n(1)]
     Manifest(#[n(0)] Digest, #[n(1)] SharedBytes),
@@ -122,6 +122,9 @@ pub struct KeptNamespace {
     /// Steps that are pinned in RAM; none if there are none.
     #[n(14)]
     pub pins: Option<Vec<Pin>>,
+    /// The key of the orders that its token gives, if that was said here.
+    #[n(15)]
+    pub order_key: Option<OrderKey>,
 }
 
 /// Digests and fingerprints of the chunks of one shard: of this node, or of one that it codes for.
@@ -259,6 +262,7 @@ mod tests {
             with_mac: None,
             succession: None,
             retired_keys: None,
+            order_key: Some(OrderKey::of_token(&key.namespace, b"t")),
             pins: Some(vec![Pin {
                 run,
                 step,
@@ -308,7 +312,7 @@ mod tests {
             description: None,
         };
         let records = [
-            KeptRecord::Namespace(of_job),
+            KeptRecord::Namespace(Box::new(of_job)),
             KeptRecord::Manifest(digest(b"m"), vec![1, 2].into()),
             KeptRecord::Enclosure(digest(b"e"), vec![].into()),
             KeptRecord::Table(table),

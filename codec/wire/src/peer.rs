@@ -18,9 +18,11 @@ use crate::shared::SharedBytes;
 use crate::state::CheckpointState;
 use crate::succession::Rotated;
 
+mod drop_job;
 mod runs;
 mod session;
 
+pub use drop_job::{DropAnswer, DropOrder, OrderIssue, OrderKey, OrderProof};
 pub use runs::{Fence, NamedRun, PromiseOutcome};
 pub use session::{
     LinkTally, MemberTally, SessionFault, SessionKind, SessionRecord, StreamRecord, SumChecks,
@@ -134,39 +136,6 @@ pub struct NamespaceMark {
     /// How far it got.
     #[n(2)]
     pub mark: HighMark,
-}
-
-/// Drops a job's checkpoints from the RAM of whoever gets it.
-#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
-pub struct DropOrder {
-    /// To be named in the answer.
-    #[n(0)]
-    pub query: u64,
-    /// The job.
-    #[n(1)]
-    pub namespace: Namespace,
-    /// In whose name.
-    #[n(2)]
-    pub owner: Owner,
-    /// Also if it has trainers.
-    #[n(3)]
-    pub force: bool,
-}
-
-/// What a node did with a [`DropOrder`].
-#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
-pub enum DropAnswer {
-    /// It held so much, and does not any more.
-    #[n(0)]
-    Freed {
-        #[n(0)]
-        bytes: u64,
-        #[n(1)]
-        checkpoints: u32,
-    },
-    /// Nothing, for this reason.
-    #[n(1)]
-    Refused(#[n(0)] String),
 }
 
 /// A control message.
@@ -618,6 +587,26 @@ pub enum PeerMessage {
     /// goes on without it.
     #[n(94)]
     WithdrawRun(#[n(0)] NamedRun),
+    /// Whether a job's order is proven, from a node that has never heard the job's token to one that may have. An older node warns, and the
+    /// order does not count there.
+    #[n(95)]
+    CheckOrder {
+        /// To be named in the answer.
+        #[n(0)]
+        query: u64,
+        /// As it came.
+        #[n(1)]
+        order: Box<DropOrder>,
+    },
+    /// The answer.
+    #[n(96)]
+    OrderChecked {
+        #[n(0)]
+        query: u64,
+        /// Whether the job's token was said to the sender, and the order has the proof that it makes.
+        #[n(1)]
+        is_proven: bool,
+    },
 }
 
 /// Why a checkpoint is not owed to the durable tier any more.

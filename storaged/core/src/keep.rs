@@ -136,6 +136,7 @@ impl Context {
             evicted: table.evicted,
             failed: table.failed.kept(),
             pins: table.pins.told(),
+            order_key: self.keys.orders(&namespace),
             copied: table.copied,
             manifest_key: keys.map(|keys| keys.newest),
             durable: self.keys.durable(&namespace),
@@ -145,7 +146,9 @@ impl Context {
         });
         match record {
             Some(record) if self.keeping.jobs.get(&namespace) != Some(&record) => {
-                out.push(Output::Keep(KeptRecord::Namespace(record.clone())));
+                out.push(Output::Keep(KeptRecord::Namespace(Box::new(
+                    record.clone(),
+                ))));
                 self.keeping.jobs.insert(namespace, record);
             }
             Some(_) => {}

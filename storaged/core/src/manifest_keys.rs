@@ -3,16 +3,27 @@
 
 use std::collections::BTreeMap;
 
+use storaged_wire::peer::OrderKey;
 use storaged_wire::{DurableStep, JobKeys, ManifestKey, Namespace};
 
 use crate::api::{ConnId, Now};
+
+/// What a token that was said gives.
+#[derive(Debug, Clone)]
+pub(crate) struct SaidKeys {
+    pub keys: JobKeys,
+    /// None for an operator who reads without the token that opens the job.
+    pub orders: Option<OrderKey>,
+}
 
 /// What is known of jobs beside their tables.
 #[derive(Debug, Default)]
 pub(crate) struct ManifestKeys {
     /// By whom it was said.
-    pub said: BTreeMap<ConnId, JobKeys>,
+    pub said: BTreeMap<ConnId, SaidKeys>,
     pub jobs: BTreeMap<Namespace, JobKeys>,
+    /// Of the tokens that were said here and open their jobs: what proves an order to let a job go.
+    orders: BTreeMap<Namespace, OrderKey>,
     /// The newest checkpoint known to have been durable.
     pub durable: BTreeMap<Namespace, DurableStep>,
     /// The newest known to have a MAC: a release before MACs may have published others.
@@ -36,6 +47,21 @@ impl ManifestKeys {
         self.with_mac.get(namespace).copied()
     }
 
+    pub fn orders(&self, namespace: &Namespace) -> Option<OrderKey> {
+        self.orders.get(namespace).copied()
+    }
+
+    /// Whether it was not known.
+    pub fn note_orders(&mut self, namespace: &Namespace, key: OrderKey) -> bool {
+        self.orders.insert(namespace.clone(), key) != Some(key)
+    }
+
+    /// The token that they are of opens the job no more.
+    pub fn retire(&mut self, namespace: &Namespace) {
+        self.jobs.remove(namespace);
+        self.orders.remove(namespace);
+    }
+
     /// A connection is gone.
     pub fn forget(&mut self, conn: ConnId) {
         self.said.remove(&conn);
@@ -43,7 +69,7 @@ impl ManifestKeys {
 
     /// The node knows nothing of a job any more.
     pub fn forget_job(&mut self, namespace: &Namespace) {
-        self.jobs.remove(namespace);
+        self.retire(namespace);
         self.retired.remove(namespace);
         self.durable.remove(namespace);
         self.with_mac.remove(namespace);

@@ -64,7 +64,7 @@ impl Records {
         let mut all = Self::default();
         for record in records {
             match record {
-                KeptRecord::Namespace(it) => all.jobs.push(it),
+                KeptRecord::Namespace(it) => all.jobs.push(*it),
                 KeptRecord::Manifest(name, bytes) => drop(all.manifests.insert(name, bytes)),
                 KeptRecord::Enclosure(name, bytes) => drop(all.enclosures.insert(name, bytes)),
                 KeptRecord::Table(it) => drop(all.tables.insert((it.key.clone(), it.rank), it)),

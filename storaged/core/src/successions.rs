@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use minicbor::bytes::ByteVec;
 use storaged_wire::local::{Request, Role};
+use storaged_wire::peer::OrderKey;
 use storaged_wire::succession::RecordSource;
 use storaged_wire::{ConsentKey, Namespace, NodeName, Owner, Rotation, Succession};
 
@@ -174,6 +175,7 @@ impl SuccessionWait {
 pub(crate) struct SaidToken {
     pub credential: Owner,
     pub consent: ConsentKey,
+    pub orders: OrderKey,
 }
 
 /// What is known of changes.

@@ -209,6 +209,7 @@ pub(crate) fn needs_no_belief(message: &PeerMessage) -> bool {
             | PeerMessage::Marks(_)
             | PeerMessage::Evicted { .. }
             | PeerMessage::Drop(_)
+            | PeerMessage::OrderChecked { .. }
             | PeerMessage::FailedRestarts(_)
             | PeerMessage::Pins(..)
             | PeerMessage::PinNoted(..)

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use storaged_wire::local::Role;
-use storaged_wire::peer::PeerMessage;
+use storaged_wire::peer::{OrderKey, PeerMessage};
 use storaged_wire::{
     ConsentKey, JobKeys, Namespace, NodeName, Owner, Refusal, RefusalCode, RunId, Succession,
 };
@@ -159,9 +159,11 @@ impl Context {
         let known = self.owner_of(namespace);
         let credential = Owner::of_token(token);
         let consent = ConsentKey::of_token(namespace, token);
+        let orders = OrderKey::of_token(namespace, token);
         let said = SaidToken {
             credential,
             consent,
+            orders,
         };
         let reads_all = *role == Role::Reader && self.viewer(conn) == Viewer::Operator;
         let mut candidates = self.successions_of(namespace, found);
@@ -208,7 +210,7 @@ impl Context {
         early: &EarlyHello,
     ) -> Result<(Owner, Option<SaidToken>), Refusal> {
         let identity = self.identify(conn, namespace, &early.token, &early.role, &[])?;
-        self.keys_said(conn, namespace, identity.owner, identity.keys);
+        self.keys_said(conn, namespace, &identity);
         Ok((identity.owner, identity.said))
     }
 
@@ -286,7 +288,7 @@ impl Context {
         }
         let keys = self.keys.of_job(&namespace);
         if keys.is_some_and(|keys| !succession.is_under(&keys.newest)) {
-            self.keys.jobs.remove(&namespace);
+            self.keys.retire(&namespace);
         }
         self.keys.asked.remove(&namespace);
         self.successions.prove(succession);

@@ -133,7 +133,7 @@ impl Context {
         };
         let identity =
             self.identify(held.id.conn, namespace, &early.token, &early.role, records)?;
-        self.keys_said(held.id.conn, namespace, identity.owner, identity.keys);
+        self.keys_said(held.id.conn, namespace, &identity);
         if let Some(attached) = self.conns.get_mut(&held.id.conn) {
             (attached.owner, attached.said) = (identity.owner, identity.said);
             if let Some(early) = &mut attached.early {

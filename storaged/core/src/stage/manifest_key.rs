@@ -10,24 +10,22 @@ use storaged_wire::{
     RunId, Step,
 };
 
+use super::identify::Identity;
 use crate::api::{Authorship, ConnId, Trust};
 use crate::context::Context;
 use crate::limits;
+use crate::manifest_keys::SaidKeys;
 
 impl Context {
     /// Somebody says a token that was compared. An operator reads in the owner's name without the job's token.
-    pub(super) fn keys_said(
-        &mut self,
-        conn: ConnId,
-        namespace: &Namespace,
-        owner: Owner,
-        keys: Option<JobKeys>,
-    ) {
-        match keys {
-            Some(keys) => drop(self.keys.said.insert(conn, keys)),
+    pub(super) fn keys_said(&mut self, conn: ConnId, namespace: &Namespace, identity: &Identity) {
+        let orders = identity.said.map(|said| said.orders);
+        let said = identity.keys.clone().map(|keys| SaidKeys { keys, orders });
+        match said {
+            Some(said) => drop(self.keys.said.insert(conn, said)),
             None => drop(self.keys.said.remove(&conn)),
         }
-        if self.owner_of(namespace) == Some(owner) {
+        if self.owner_of(namespace) == Some(identity.owner) {
             self.keep_key(conn, namespace);
         }
     }
@@ -36,8 +34,14 @@ impl Context {
     pub(super) fn keep_key(&mut self, conn: ConnId, namespace: &Namespace) {
         let said = self.keys.said.get(&conn).cloned();
         let proven = self.successions.proven(namespace);
-        if let Some(keys) = said.filter(|keys| proven.is_none_or(|it| it.is_under(&keys.newest))) {
+        let is_newest = |said: &SaidKeys| proven.is_none_or(|it| it.is_under(&said.keys.newest));
+        if let Some(SaidKeys { keys, orders }) = said.filter(is_newest) {
             self.set_keys(namespace, keys);
+            if let Some(orders) = orders
+                && self.keys.note_orders(namespace, orders)
+            {
+                self.keeping.touch_job(namespace);
+            }
         }
     }
 
@@ -59,6 +63,9 @@ impl Context {
             let keys = JobKeys { newest, retired };
             self.keys.jobs.insert(job.namespace.clone(), keys);
         }
+        if let Some(orders) = job.order_key {
+            self.keys.note_orders(&job.namespace, orders);
+        }
         if let Some(durable) = job.durable {
             self.keys.durable.insert(job.namespace.clone(), durable);
         }
@@ -71,7 +78,7 @@ impl Context {
     pub(crate) fn trust_of(&self, conn: ConnId, owner: Owner) -> Trust {
         match self.keys.said.get(&conn) {
             _ if planted!("forged_steps_believed") => Trust::Anything,
-            Some(keys) => Trust::Job {
+            Some(SaidKeys { keys, .. }) => Trust::Job {
                 owner,
                 keys: bounded(keys.clone()),
                 known: self.known_with_mac(conn),

@@ -91,8 +91,8 @@ impl Context {
         let namespace = self.viewer(id.conn).resolve(&namespace)?;
         check_token(&token)?;
         let identity = self.identify(id.conn, &namespace, &token, &role, found)?;
-        let Identity { owner, keys, said } = identity;
-        self.keys_said(id.conn, &namespace, owner, keys);
+        self.keys_said(id.conn, &namespace, &identity);
+        let Identity { owner, said, .. } = identity;
         let is_early = !self.has_heard_of(&namespace);
         let early = EarlyHello {
             token,

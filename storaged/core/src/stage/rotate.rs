@@ -207,7 +207,7 @@ impl Context {
     fn key_is_retired(&mut self, namespace: &Namespace, records: &[Succession]) {
         let known = self.keys.of_job(namespace).map(|keys| keys.newest);
         if let Some(key) = known.filter(|key| records.iter().any(|it| it.retires_key(key))) {
-            self.keys.jobs.remove(namespace);
+            self.keys.retire(namespace);
             self.keys.retired.insert(namespace.clone(), key);
             self.keeping.touch_job(namespace);
         }
@@ -241,7 +241,7 @@ impl Context {
         let Some((said, keys)) = attached.said.zip(keys) else {
             return Err(wrong_token(&attached.namespace));
         };
-        let retired = keys.newest;
+        let retired = keys.keys.newest;
         let Rotation { succession, .. } = &rotation;
         let is_agreed = succession.retires(&said.consent) && succession.retires_key(&retired);
         self.check_rotation(&attached, &rotation)

@@ -9,13 +9,14 @@ use storaged_wire::failed::{FailedRestart, NamespaceFailures};
 use storaged_wire::local::DurableWish;
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{
-    CheckpointKey, Fence, HighMark, Holding, Lane, NamedRun, NamespaceMark, PeerMessage,
-    PromiseOutcome, SealedShard, SessionFault, UnowedCause,
+    CheckpointKey, DropOrder, Fence, HighMark, Holding, Lane, NamedRun, NamespaceMark, OrderIssue,
+    OrderKey, PeerMessage, PromiseOutcome, SealedShard, SessionFault, UnowedCause,
 };
 use storaged_wire::pins::{NamespacePins, Pin, PinDoubt};
+use storaged_wire::provenance::KeyTold;
 use storaged_wire::{
-    CheckpointState, Enclosed, Enclosure, EnclosuresHeld, Manifest, Namespace, Rank, RunId,
-    SessionId, ShardEntry, Step, WorldSize,
+    CheckpointState, Enclosed, Enclosure, EnclosuresHeld, Generation, Manifest, ManifestKey,
+    Namespace, Rank, RunId, SessionId, ShardEntry, Step, WorldSize,
 };
 
 use super::world::{Scripted, World};
@@ -240,10 +241,11 @@ impl World {
     }
 
     fn lies(&mut self, by: usize) -> Vec<PeerMessage> {
-        match self.random(4) {
+        match self.random(5) {
             0 => self.lies_of_states(by),
             1 => self.lies_of_runs(by),
             2 => self.lies_of_ends(by),
+            3 => vec![self.lie_of_an_order(by)],
             _ => self.other_lies(by),
         }
     }
@@ -408,6 +410,47 @@ impl World {
                 }],
             }]),
         }]
+    }
+
+    /// What is asked for in the name of the job's owner, whose token it has never heard.
+    fn lie_of_an_order(&mut self, by: usize) -> PeerMessage {
+        let query = self.random(200);
+        let plain = DropOrder {
+            query,
+            namespace: namespace(),
+            owner: owner(),
+            force: true,
+            proof: None,
+        };
+        let key = OrderKey::of_token(&plain.namespace, b"a token of its own");
+        let issue = OrderIssue {
+            by: name(by),
+            generation: Generation::new(self.random(9)),
+            run: self.some_key(by).run,
+        };
+        let proof = (self.random(2) == 0).then(|| key.prove(&plain, issue));
+        let order = DropOrder { proof, ..plain };
+        match self.random(6) {
+            0 | 1 => PeerMessage::Drop(order),
+            2 => PeerMessage::CheckOrder {
+                query,
+                order: Box::new(order),
+            },
+            3 => PeerMessage::OrderChecked {
+                query,
+                is_proven: true,
+            },
+            4 => PeerMessage::DurableRemoved {
+                namespace: namespace(),
+                owner: owner(),
+            },
+            _ => PeerMessage::KeyTold(KeyTold {
+                namespace: namespace(),
+                owner: owner(),
+                key: ManifestKey::of_token(&namespace(), b"a token of its own"),
+                retired: None,
+            }),
+        }
     }
 
     /// Of some step, as often as a node can have missed it or never.

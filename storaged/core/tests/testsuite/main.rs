@@ -24,6 +24,7 @@ mod leftovers;
 mod lifetimes;
 mod manifest_keys;
 mod openings;
+mod orders;
 mod pins;
 mod plans;
 mod recovery;

@@ -1,5 +1,5 @@
 //! `storaged drop`: a job's checkpoints leave the RAM of all nodes because somebody says so. What is in the durable tier
-//! stays. A job with trainers is not dropped unless that is said too.
+//! stays. A job with trainers is not dropped unless that is said too. Nodes do so for who has the job's token (`order_proof`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,6 +8,7 @@ use storaged_wire::peer::{DropAnswer, DropOrder, PeerMessage};
 use storaged_wire::{Namespace, NodeName, Refusal, RefusalCode};
 
 use super::evict::Freed;
+use super::order_proof::OrderCheck;
 use crate::api::{ConnId, Now, QueryId, RequestId};
 use crate::context::Context;
 
@@ -28,16 +29,18 @@ pub(crate) struct DropWork {
     answers: BTreeMap<NodeName, DropAnswer>,
 }
 
-/// Jobs being dropped because somebody here said so.
+/// Jobs being dropped because somebody here said so, and orders of others that this node cannot check itself.
 #[derive(Debug, Default)]
 pub(crate) struct Drops {
     drops: BTreeMap<QueryId, DropWork>,
+    pub(super) checks: BTreeMap<QueryId, OrderCheck>,
 }
 
 impl Drops {
     /// When one of them must be looked at again.
     pub fn deadlines(&self) -> impl Iterator<Item = Now> {
-        self.drops.values().map(|work| work.deadline)
+        let checks = self.checks.values().map(|check| check.deadline);
+        self.drops.values().map(|work| work.deadline).chain(checks)
     }
 
     /// Hears a message about jobs that are dropped; any other comes back.
@@ -48,7 +51,14 @@ impl Drops {
         cx: &mut Context,
     ) -> Option<PeerMessage> {
         match message {
-            PeerMessage::Drop(order) => cx.drop_asked(from, &order),
+            PeerMessage::Drop(order) => self.drop_asked(from, order, cx),
+            PeerMessage::CheckOrder { query, order } => {
+                let is_proven = cx.has_proof_of(&order);
+                cx.send(from, PeerMessage::OrderChecked { query, is_proven });
+            }
+            PeerMessage::OrderChecked { query, is_proven } => {
+                self.order_checked(from, QueryId(query), is_proven, cx);
+            }
             PeerMessage::Dropped { query, answer } => {
                 self.dropped_told(from, QueryId(query), answer, cx);
             }
@@ -57,9 +67,9 @@ impl Drops {
         None
     }
 
-    /// Requests that have not been answered.
+    /// Requests, of others too, that have not been answered.
     pub fn unanswered(&self) -> usize {
-        self.drops.len()
+        self.drops.len() + self.checks.len()
     }
 
     pub(crate) fn drop_job(
@@ -79,12 +89,15 @@ impl Drops {
             cx.check_unpinned(&attached.namespace)?;
         }
         let query = QueryId(cx.fresh());
+        let said = attached.said.map(|said| said.orders);
         let order = DropOrder {
             query: query.0,
             namespace: attached.namespace.clone(),
             owner: attached.owner,
             force,
+            proof: None,
         };
+        let order = cx.proven(order, said);
         let mut asked: BTreeSet<NodeName> = cx.peers.keys().cloned().collect();
         asked.insert(cx.me().clone());
         let work = DropWork {
@@ -117,6 +130,7 @@ impl Drops {
 
     /// Answers those whose nodes have all answered or gone down, or whose time is over.
     pub(crate) fn advance_drops(&mut self, cx: &mut Context) {
+        self.end_checks(cx);
         let over = |work: &DropWork| {
             let mut silent = work
                 .asked
@@ -143,8 +157,8 @@ impl Drops {
 }
 
 impl Context {
-    /// A peer, or this node itself, wants a job dropped.
-    fn drop_asked(&mut self, from: &NodeName, order: &DropOrder) {
+    /// Drops a job as a peer, or this node itself, wants it, and says what that has freed.
+    pub(super) fn follow_order(&mut self, from: &NodeName, order: &DropOrder) {
         let answer = match self.drop_here(order) {
             Ok(freed) => DropAnswer::Freed {
                 bytes: freed.bytes,
@@ -152,6 +166,10 @@ impl Context {
             },
             Err(refusal) => DropAnswer::Refused(refusal.message),
         };
+        self.answer_order(from, order, answer);
+    }
+
+    pub(super) fn answer_order(&mut self, from: &NodeName, order: &DropOrder, answer: DropAnswer) {
         let query = order.query;
         self.send(from, PeerMessage::Dropped { query, answer });
     }
@@ -173,6 +191,7 @@ impl Context {
             self.keeping.touch_job(namespace);
             table.mark = None;
         }
+        self.note_followed(order);
         Ok(freed)
     }
 

@@ -9,6 +9,7 @@
 mod drop_job;
 mod evict;
 mod fenced;
+mod order_proof;
 
 use std::collections::{BTreeMap, BTreeSet};
 
