@@ -125,6 +125,15 @@ pub trait DescriptorStore: Send + Sync + fmt::Debug {
     /// Lets go of it: the memory is free once this process closes it too. Told to nobody, if there is nobody any more.
     fn remove(&self, name: KeptName);
 
+    /// Lets go of what it holds under names that this release does not know: told only once the journal was read, since a release that
+    /// knows them may have written it.
+    fn remove_unknown(&self) {}
+
+    /// Whether it holds them for the next daemon also when this one is told to stop.
+    fn outlives_a_stop(&self) -> bool {
+        false
+    }
+
     /// Whether there is anybody: else records of the memory would be made for nothing.
     fn is_there(&self) -> bool {
         true

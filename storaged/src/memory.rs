@@ -27,7 +27,7 @@ use crate::keep::{DescriptorStore, Handover, KeptName, ParityRow, ParityTable};
 use crate::parity_memory::{ParityBlock, ParityMemory};
 use crate::verify::ParityCheck;
 
-pub use adopt::{AdoptError, Adopted};
+pub use adopt::AdoptError;
 
 /// Why a slot could not be read.
 #[derive(Debug, Error)]
@@ -91,6 +91,11 @@ impl Memory {
     /// How many descriptors of slots and parity the store did not take: what a restart would lose.
     pub fn missing_in_store(&self) -> usize {
         self.handover.missing()
+    }
+
+    /// Whether what is here is there for the daemon that starts after this one was told to stop.
+    pub fn outlives_a_stop(&self) -> bool {
+        self.handover.outlives_a_stop()
     }
 
     /// Makes and preallocates a slot, and hands it over.

@@ -116,3 +116,24 @@ fn a_daemon_with_nothing_to_finish_stops_at_once_beside_a_job() -> Result<()> {
     );
     Ok(())
 }
+
+/// No other node has anything of the step, and there is no durable tier.
+#[test]
+fn a_daemon_that_takes_the_only_copy_with_it_says_so() -> Result<()> {
+    let mut system = System::start(1, None, "")?;
+    let (run, mut trainers) = system.trainers(1)?;
+    system.save(&mut trainers, 3, &shards(1, 3), DurableWish::Never)?;
+    system.wait(0, run, 3, CheckpointState::Committed)?;
+    drop(trainers);
+    let left = system.cluster.stop(0)?.context("it was stopped")?;
+    ensure!(left.code() == Some(75), "{left:?}");
+    let log = std::fs::read_to_string(system.cluster.log(0))?;
+    ensure!(
+        log.contains(&format!("job: step 3 of run {run} is not coded")),
+        "{log}"
+    );
+    system.cluster.start_all()?;
+    let left = system.cluster.stop(0)?.context("it was stopped")?;
+    ensure!(left.success(), "it holds nothing: {left:?}");
+    Ok(())
+}

@@ -9,6 +9,8 @@
 //!
 //! A page behind the cells says what they are (see `HEAD`), so a descriptor suffices to open a segment again.
 
+mod left;
+
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,6 +23,7 @@ use thiserror::Error;
 
 use crate::mapping::Mapping;
 use crate::slot::SlotError;
+use left::LeftCells;
 
 /// The smallest cell: a page.
 pub const CELL_BYTES_MIN: usize = 4096;
@@ -137,6 +140,7 @@ impl Drop for OpenFile {
 #[derive(Debug)]
 struct Owned {
     bits: Vec<u64>,
+    left: LeftCells,
     count: u32,
     /// No cell below this one is free.
     free_from: u32,
@@ -231,7 +235,11 @@ impl Segment {
         let cells = u32::try_from(cells_end / u64::from(cell_bytes));
         let cells = cells.map_err(|_| SegmentError::NoSegment)?;
         check_cells(cell_bytes as usize, cells)?;
-        Self::open(fd, cell_bytes as usize, cells, until)
+        let segment = Self::open(fd, cell_bytes as usize, cells, until)?;
+        // Nobody else changes it any more.
+        let left = LeftCells::of(&segment.file.fd, segment.cell_bytes, cells)?;
+        locked(&segment.owned).left = left;
+        Ok(segment)
     }
 
     fn open(
@@ -248,6 +256,7 @@ impl Segment {
         }
         let owned = Mutex::new(Owned {
             bits,
+            left: LeftCells::default(),
             count: 0,
             free_from: 0,
         });
@@ -280,6 +289,7 @@ impl Segment {
         let mut owned = locked(&self.owned);
         let cell = owned.lowest_free()?;
         owned.add(cell);
+        owned.left.take(cell);
         drop(owned);
         Some(ReservedCell(Place {
             segment: self.clone(),
@@ -303,14 +313,17 @@ impl Segment {
             return Err(SegmentError::Taken(cell));
         }
         owned.add(cell);
+        let has_memory = owned.left.take(cell);
         drop(owned);
         let mut place = Place {
             segment: self.clone(),
             cell,
             at_end: AtEnd::Leave,
         };
-        // Bytes that are there stay. A cell that has none would else be the end of whoever reads it without memory left.
-        place.allocate()?;
+        // Bytes that are there stay. A cell that lacks some would else be the end of whoever reads it without memory left.
+        if !has_memory {
+            place.allocate()?;
+        }
         place.at_end = AtEnd::Free;
         Ok(Cell(place))
     }
@@ -529,6 +542,35 @@ mod tests {
         assert_eq!(second.bytes(), [2; 4096]);
         drop(second);
         assert_eq!((segment.owned(), blocks(&segment)), (0, 8));
+    }
+
+    /// Were one of them adopted without memory, its reader would be killed where there is none left.
+    #[test]
+    fn adopted_cells_have_all_their_memory_whatever_was_left() {
+        let segment = Segment::create(16384, 70).unwrap();
+        let cells: Vec<Cell> = (0..70).map(|_| take(&segment)).collect();
+        let whole = blocks(&segment);
+        let kept = duplicate(&segment);
+        cells.into_iter().for_each(Cell::leave);
+        drop(segment);
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // The end of one, the middle of one, two whole ones, and the last.
+        for (start, length) in [
+            (12288, 4096),
+            (36864, 4096),
+            (16384 * 64, 32768),
+            (16384 * 69, 16384),
+        ] {
+            rustix::fs::fallocate(&kept, punch, start, length).unwrap();
+        }
+        let segment = Segment::reopen(kept, Instant::now()).unwrap();
+        assert!(blocks(&segment) < whole);
+        let cells: Vec<Cell> = (0..70).map(|cell| segment.adopt(cell).unwrap()).collect();
+        assert_eq!(blocks(&segment), whole);
+        drop(cells);
+        let again = segment.adopt(5).unwrap();
+        assert_eq!(blocks(&segment), 32 + 8, "one cell and the last page");
+        assert!(again.bytes().iter().all(|it| *it == 0));
     }
 
     #[test]

@@ -29,14 +29,13 @@ impl Left {
         memory: &Memory,
         inherited: Vec<(KeptName, OwnedFd)>,
     ) -> Result<Self, JournalError> {
-        let adopted = memory.adopt(inherited);
-        for (name, error) in &adopted.refused {
-            tracing::warn!(%name, error = chain(error), "memory of an earlier daemon cannot be used");
-        }
+        // Before any memory: what another release left, which its journal says, must be there for it as it was.
         let mut journals = Vec::new();
-        for (name, descriptor) in adopted.others {
-            if let KeptName::Journal(number) = name {
-                journals.push((number, descriptor));
+        let mut blocks = Vec::new();
+        for (name, descriptor) in inherited {
+            match name {
+                KeptName::Journal(number) => journals.push((number, descriptor)),
+                KeptName::Slot(_) | KeptName::Parity(_) => blocks.push((name, descriptor)),
             }
         }
         // Each is whole when it is handed over, and a newer one takes the place of the older.
@@ -45,6 +44,9 @@ impl Left {
         let newest = journals.pop();
         let found = newest.map(|(_, descriptor)| read_journal(descriptor));
         let contents = found.transpose()?.unwrap_or_default();
+        for (name, error) in memory.adopt(blocks) {
+            tracing::warn!(%name, error = chain(&error), "memory of an earlier daemon cannot be used");
+        }
         if contents.torn_bytes > 0 {
             let bytes = contents.torn_bytes;
             tracing::warn!(bytes, "the end of an earlier daemon's journal is not whole");
@@ -216,4 +218,43 @@ fn not_kept(error: &JournalError) {
         error = chain(error),
         "what is in memory cannot be written down: a restart of this daemon loses it"
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::keep::RecordingStore;
+
+    /// A journal of this release's layout, or of another one, beside what this release cannot use.
+    fn left_in_layout(version: u32) -> (Arc<RecordingStore>, Result<Left, JournalError>) {
+        let store = Arc::new(RecordingStore::default());
+        let foreign = File::open("/dev/null").expect("it is there");
+        let parity = KeptName::Parity(3);
+        store.store(parity, foreign.as_fd()).expect("it is kept");
+        let mut journal = MemoryJournal::new(store.clone(), 0).expect("a journal");
+        journal.publish().expect("it is handed over");
+        let held = store.duplicates();
+        let journal = held.iter().find(|(name, _)| *name == KeptName::Journal(0));
+        let (_, journal) = journal.expect("it was handed over");
+        let journal = File::from(journal.try_clone().expect("a descriptor"));
+        let bytes = version.to_le_bytes();
+        journal.write_all_at(&bytes, 8).expect("it can be written");
+        let left = Left::read(&Memory::new(store.clone()), held);
+        (store, left)
+    }
+
+    /// The release that wrote it may know what this one does not.
+    #[test]
+    fn what_a_journal_of_another_layout_tells_of_stays_as_it_is() {
+        let (store, left) = left_in_layout(7);
+        assert!(matches!(left, Err(JournalError::Version { got: 7 })));
+        assert_eq!(store.names(), [KeptName::Parity(3), KeptName::Journal(0)]);
+        let (store, left) = left_in_layout(1);
+        assert!(left.is_ok());
+        assert_eq!(store.names(), [KeptName::Journal(0)]);
+    }
 }

@@ -60,7 +60,7 @@ impl Holding {
                 }
             }
         });
-        let inherited = Inherited::known(found, |name| store.let_go(name));
+        let inherited = Inherited::known(found, |name| store.note_unknown(name));
         store.count(inherited.descriptors.iter().map(|(name, _)| *name));
         let store = Arc::new(store);
         Ok(Self { store, inherited })
@@ -85,7 +85,7 @@ impl Holding {
         let store = SocketStore::to_keeper(socket);
         let found = store.held()?.into_iter();
         let found = found.map(|(name, descriptor)| (name.to_string(), descriptor));
-        let inherited = Inherited::known(found, |name| store.let_go(name));
+        let inherited = Inherited::known(found, |name| store.note_unknown(name));
         store.count(inherited.descriptors.iter().map(|(name, _)| *name));
         let store = Arc::new(store);
         Ok(Self { store, inherited })
@@ -93,9 +93,9 @@ impl Holding {
 }
 
 impl Inherited {
-    /// Those with names of ours. Others are closed, and their holder lets go of them: no daemon of this version would ever free that
-    /// memory. Of two with one name the first is kept: systemd lists what it was given last first.
-    fn known(found: impl Iterator<Item = (String, OwnedFd)>, let_go: impl Fn(&str)) -> Self {
+    /// Those with names of ours. Others are closed and noted: no daemon of this version would ever free that memory. Of two with one name
+    /// the first is kept: systemd lists what it was given last first.
+    fn known(found: impl Iterator<Item = (String, OwnedFd)>, note: impl Fn(String)) -> Self {
         let mut known: BTreeMap<KeptName, OwnedFd> = BTreeMap::new();
         for (text, descriptor) in found {
             let name: Result<KeptName, UnknownName> = text.parse();
@@ -105,7 +105,7 @@ impl Inherited {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a kept descriptor is closed");
-                    let_go(&text);
+                    note(text);
                 }
             }
         }
@@ -185,7 +185,7 @@ mod tests {
         ];
         let told = RefCell::new(Vec::new());
         let inherited = Inherited::known(found.into_iter(), |name| {
-            told.borrow_mut().push(name.to_owned());
+            told.borrow_mut().push(name);
         });
         let names = inherited.descriptors.iter().map(|(name, _)| *name);
         let slot = KeptName::Slot(SlotId::new(1));

@@ -33,6 +33,8 @@ pub struct SocketStore {
     socket: UnixDatagram,
     to: Recipient,
     room: Mutex<Room>,
+    /// Names that are not ours, and are held.
+    unknown: Mutex<Vec<String>>,
 }
 
 /// What the holder has, as far as it was told, and how much it takes. Neither systemd nor the keeper answers: what is beyond is closed, and
@@ -76,7 +78,12 @@ impl SocketStore {
         let said = std::env::var("FDSTORE").ok();
         let most = said.and_then(|text| text.parse().ok());
         let room = Room::of(most.unwrap_or(UNIT_MOST));
-        Ok(Self { socket, to, room })
+        Ok(Self {
+            socket,
+            to,
+            room,
+            unknown: Mutex::default(),
+        })
     }
 
     /// The keeper's, over the socket that it gave to this process.
@@ -87,7 +94,12 @@ impl SocketStore {
         let open = open.and_then(|open| usize::try_from(open).ok());
         let open = open.unwrap_or(DESCRIPTORS_MAX).saturating_sub(KEEPERS_OWN);
         let room = Room::of(open.min(DESCRIPTORS_MAX));
-        Self { socket, to, room }
+        Self {
+            socket,
+            to,
+            room,
+            unknown: Mutex::default(),
+        }
     }
 
     /// These are held already.
@@ -108,8 +120,17 @@ impl SocketStore {
         )
     }
 
-    /// Lets go of something by the name that it has there, which need not be one of ours.
-    pub(super) fn let_go(&self, name: &str) {
+    /// Something is held by a name that is not one of ours.
+    pub(super) fn note_unknown(&self, name: String) {
+        self.unknown().push(name);
+    }
+
+    fn unknown(&self) -> MutexGuard<'_, Vec<String>> {
+        self.unknown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets go of something by the name that it has there.
+    fn let_go(&self, name: &str) {
         let Some(name) = HolderName::new(name) else {
             return;
         };
@@ -170,6 +191,16 @@ impl DescriptorStore for SocketStore {
     fn remove(&self, name: KeptName) {
         self.room().names.remove(&name);
         self.let_go(&name.to_string());
+    }
+
+    fn outlives_a_stop(&self) -> bool {
+        // The keeper ends with its daemon then; systemd may be starting it again.
+        !matches!(self.to, Recipient::Peer)
+    }
+
+    fn remove_unknown(&self) {
+        let names = std::mem::take(&mut *self.unknown());
+        names.iter().for_each(|name| self.let_go(name));
     }
 }
 

@@ -6,7 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::panic::resume_unwind;
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use storaged_arena::{Cell, Segment, SegmentError, Slot, SlotError};
@@ -22,15 +24,6 @@ use crate::parity_memory::{HeldCell, ParityBlock};
 /// How long all segments together wait for a daemon that was just killed to let go of them.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// What became of descriptors.
-#[derive(Debug, Default)]
-pub struct Adopted {
-    /// Those of other things than slots and parity.
-    pub others: Vec<(KeptName, OwnedFd)>,
-    /// Those that cannot be used; the store was told to let go of them.
-    pub refused: Vec<(KeptName, AdoptError)>,
-}
-
 /// Why something of an earlier daemon cannot be had.
 #[derive(Debug, Error)]
 pub enum AdoptError {
@@ -40,6 +33,9 @@ pub enum AdoptError {
     /// Its descriptor is of no segment, or the cell is not to be had.
     #[error("a kept segment of parity cannot be used")]
     Segment(#[from] SegmentError),
+    /// It is no block's name.
+    #[error("expected the name of a slot or of parity")]
+    NoBlock,
     /// No daemon counts so far.
     #[error("expected a segment of parity below 2^32, got {0}")]
     Number(u64),
@@ -74,6 +70,27 @@ struct Claim {
     cell: Cell,
     length: u32,
     print: Fingerprint,
+}
+
+/// Does something with each of many descriptors: of a segment of many GB it takes tens of milliseconds to see what memory it has.
+fn on_all_cores<T: Send, R: Send>(all: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let left = Mutex::new(all.into_iter());
+    let next = || locked(&left).next();
+    let one_after_the_other = || std::iter::from_fn(next).map(&work).collect::<Vec<R>>();
+    thread::scope(|scope| {
+        let threads: Vec<_> = (1..cores)
+            .map(|_| scope.spawn(one_after_the_other))
+            .collect();
+        let mut done = one_after_the_other();
+        for thread in threads {
+            match thread.join() {
+                Ok(more) => done.extend(more),
+                Err(panic) => resume_unwind(panic),
+            }
+        }
+        done
+    })
 }
 
 impl UnclaimedMemory {
@@ -128,26 +145,24 @@ impl UnclaimedMemory {
 }
 
 impl Memory {
-    /// Takes over the descriptors that were kept. Slots and sets are there once they are claimed; call
-    /// [`Memory::drop_unclaimed`] when all are that will be.
-    pub fn adopt(&self, kept: Vec<(KeptName, OwnedFd)>) -> Adopted {
-        let mut adopted = Adopted::default();
+    /// Takes over the descriptors of slots and parity that were kept, and gives those that cannot be used, which the store was told to let
+    /// go of. Slots and sets are there once they are claimed; call [`Memory::drop_unclaimed`] when all are that will be.
+    pub fn adopt(&self, kept: Vec<(KeptName, OwnedFd)>) -> Vec<(KeptName, AdoptError)> {
         let until = Instant::now() + WAIT_MAX;
-        for (name, fd) in kept {
+        let adopt = |(name, fd): (KeptName, OwnedFd)| {
             let taken = match name {
                 KeptName::Slot(id) => self.adopt_slot_memory(id, fd),
                 KeptName::Parity(number) => self.adopt_segment(number, fd, until),
-                KeptName::Journal(_) => {
-                    adopted.others.push((name, fd));
-                    continue;
-                }
+                KeptName::Journal(_) => Err(AdoptError::NoBlock),
             };
-            if let Err(error) = taken {
-                self.handover.let_go(name);
-                adopted.refused.push((name, error));
-            }
+            taken.err().map(|error| (name, error))
+        };
+        let refused: Vec<_> = on_all_cores(kept, adopt).into_iter().flatten().collect();
+        for (name, _) in &refused {
+            self.handover.let_go(*name);
         }
-        adopted
+        self.handover.let_go_unknown();
+        refused
     }
 
     fn adopt_slot_memory(&self, id: SlotId, fd: OwnedFd) -> Result<(), AdoptError> {
