@@ -93,6 +93,12 @@ impl Client {
         self.connection.be_patient(patience);
     }
 
+    /// Ends the connection, with all that the daemon holds for it: shards that are open, slots that are being filled. The next call
+    /// connects again.
+    pub fn hang_up(&mut self) {
+        self.connection.hang_up();
+    }
+
     pub(crate) fn connection(&self) -> &Connection {
         &self.connection
     }

@@ -130,6 +130,12 @@ impl Connection {
         self.broken_since.is_none().then_some(self.number)
     }
 
+    /// Ends it: the daemon takes back what it held for it. The next call connects again.
+    pub fn hang_up(&mut self) {
+        self.broken_since.get_or_insert_with(Instant::now);
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
     /// Sends a request and waits for its answer, on another connection if this one is broken.
     pub fn call(
         &mut self,
@@ -166,9 +172,8 @@ impl Connection {
             .as_ref()
             .is_err_and(|failure| failure.heard != Heard::Answered);
         if is_broken {
-            // An answer may still come: the connection is of no use any more. The daemon takes back what it held for it.
-            self.broken_since = Some(Instant::now());
-            let _ = self.stream.shutdown(Shutdown::Both);
+            // An answer may still come: the connection is of no use any more.
+            self.hang_up();
         }
         outcome
     }

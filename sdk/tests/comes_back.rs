@@ -372,6 +372,32 @@ fn a_daemon_that_stays_away_costs_one_wait_and_is_found_when_it_is_back() {
 }
 
 /// Whoever asks without a name may be about to end this very daemon, and not the one that comes next.
+/// What a daemon holds for a connection goes with it, also where nothing is asked of it any more.
+#[test]
+fn a_connection_that_was_hung_up_is_closed_at_once_and_the_next_call_makes_another() {
+    let (closed, is_closed) = std::sync::mpsc::channel();
+    let (_directory, socket, thread) = daemons(vec![
+        serve(move |stream| {
+            welcome(stream);
+            let read = std::io::Read::read(stream, &mut [0]);
+            closed.send(read.ok()).unwrap();
+        }),
+        serve(|stream| {
+            welcome(stream);
+            let asked = hear(stream);
+            assert!(matches!(asked, Request::Status), "{asked:?}");
+            say(stream, &Reply::Status("{}".into()), None);
+        }),
+    ]);
+    let (mut client, _) = Client::connect(&options(socket)).unwrap();
+    client.hang_up();
+    let heard = is_closed.recv_timeout(Duration::from_secs(5));
+    assert_eq!(heard, Ok(Some(0)));
+    client.hang_up();
+    assert_eq!(client.status().unwrap(), "{}");
+    thread.join().unwrap();
+}
+
 #[test]
 fn a_connection_without_a_name_stays_broken() {
     let (_directory, socket, thread) = daemons(vec![serve(|stream| drop(hear(stream)))]);

@@ -1,7 +1,8 @@
 //! A reader's connection: runs, waits, plans, manifests, shards.
 
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -14,9 +15,9 @@ use storaged_sdk::wire::{CheckpointState, Digest, Namespace, Rank, RunId, Step, 
 use storaged_sdk::{ClientError, ConnectOptions};
 
 use crate::board::Board;
-use crate::fault::{invalid, raised};
+use crate::fault::{invalid, is_signalled, raised};
 use crate::load::{Manifest, Shard};
-use crate::turn::{patience, take_turn};
+use crate::turn::{limit, patience, take_turn};
 use crate::verdict::verdict_dict;
 
 /// How long a call may take that is given no limit.
@@ -24,7 +25,11 @@ pub(crate) const LIMIT_MS: u32 = 15_000;
 
 /// A connection that saves nothing. One call at a time; others wait.
 #[pyclass(frozen, module = "storaged._native")]
-pub(crate) struct Client(Mutex<storaged_sdk::Client>);
+pub(crate) struct Client {
+    connection: Mutex<storaged_sdk::Client>,
+    /// Whether another thread has ended it.
+    is_hung_up: Arc<AtomicBool>,
+}
 
 pub(crate) fn options(
     py: Python<'_>,
@@ -66,8 +71,10 @@ impl Client {
         limit_ms: u32,
         call: impl FnOnce(&mut storaged_sdk::Client, u32) -> Result<T, ClientError> + Send,
     ) -> PyResult<T> {
-        take_turn(py, &self.0, limit_ms, |client, left_ms| {
-            client.be_patient(patience(left_ms));
+        take_turn(py, &self.connection, limit_ms, |client, left_ms| {
+            let is_hung_up = self.is_hung_up.clone();
+            let is_ended = move || is_hung_up.load(Ordering::Relaxed) || is_signalled();
+            client.be_patient(limit(left_ms).unless(is_ended));
             call(client, left_ms)
         })
     }
@@ -88,7 +95,20 @@ impl Client {
         let patience = patience(timeout_ms);
         let connected = py.detach(|| storaged_sdk::Client::connect_with(&options, patience));
         let (client, _) = connected.map_err(|error| raised(py, &error))?;
-        Ok(Self(Mutex::new(client)))
+        Ok(Self {
+            connection: Mutex::new(client),
+            is_hung_up: Arc::default(),
+        })
+    }
+
+    /// Ends the connection for good, with all that the daemon holds for it. A call that another thread has on it fails
+    /// within a twentieth of a second.
+    fn hang_up(&self, py: Python<'_>) {
+        self.is_hung_up.store(true, Ordering::Relaxed);
+        py.detach(|| {
+            let connection = self.connection.lock();
+            connection.unwrap_or_else(PoisonError::into_inner).hang_up();
+        });
     }
 
     fn open_run(&self, py: Python<'_>, timeout_ms: u32) -> PyResult<String> {

@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use storaged_sdk::ClientError;
 use storaged_sdk::wire::RefusalCode;
@@ -44,18 +43,11 @@ pub(crate) fn is_signalled() -> bool {
     true
 }
 
-/// The exception for a failed call.
+/// The exception for a failed call: what a signal's handler raised, if that is why. Who hung up is told that the wait was ended.
 pub(crate) fn raised(py: Python<'_>, error: &ClientError) -> PyErr {
-    if matches!(error, ClientError::CalledAway { .. }) {
-        return signalled();
-    }
-    exception(py, class_of(error), &sentence(error))
-}
-
-/// What the signal's handler raised.
-fn signalled() -> PyErr {
-    let none = || PyKeyboardInterrupt::new_err(());
-    SIGNALLED.take().unwrap_or_else(none)
+    let is_called_away = matches!(error, ClientError::CalledAway { .. });
+    let signalled = is_called_away.then(|| SIGNALLED.take()).flatten();
+    signalled.unwrap_or_else(|| exception(py, class_of(error), &sentence(error)))
 }
 
 /// The exception for an argument that cannot be.

@@ -13,7 +13,12 @@ const KNOCK: Duration = Duration::from_millis(5);
 
 /// What a call waits with: its limit, and Ctrl-C.
 pub(crate) fn patience(limit_ms: u32) -> Patience {
-    Patience::of(Duration::from_millis(limit_ms.into())).unless(is_signalled)
+    limit(limit_ms).unless(is_signalled)
+}
+
+/// The limit alone.
+pub(crate) fn limit(limit_ms: u32) -> Patience {
+    Patience::of(Duration::from_millis(limit_ms.into()))
 }
 
 /// Runs `call` with the connection and the milliseconds that are left, without the interpreter lock.

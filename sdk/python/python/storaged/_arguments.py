@@ -81,8 +81,13 @@ def default_threads() -> int:
     """More than four gain little; the ranks of a node, as torchrun counts them, share its cores."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return max(1, min(THREADS_MAX, cores // ranks_here(1)))
+
+
+def ranks_here(otherwise: int) -> int:
+    """How many ranks this node has, as torchrun counts them."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, min(THREADS_MAX, cores // max(int(ranks) if ranks.isdecimal() else 1, 1)))
+    return max(int(ranks) if ranks.isdecimal() else otherwise, 1)
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +20,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future as TorchFuture
 
-from .._arguments import VERIFY, limit_in_seconds, one_of, step_number, step_or_none, thread_count
+from .._arguments import VERIFY, limit_in_seconds, one_of, ranks_here, step_number, step_or_none, thread_count
 from .._deadline import Deadline
 from .._session import Session
 from ..errors import CheckpointLoadError, CorruptData, InvalidArgument, StoragedError
@@ -25,14 +28,17 @@ from ._devices import device_of
 from ._landing import Rows, land
 from ._metadata import CONTEXTS, EMPTY_DICTS, Place, decode_schema
 from ._objects import load_plain, saved_by_torch
+from ._openings import OPEN_AT_ONCE, Ahead, Prospect
 from ._progress import Hook, Part, Progress
-from ._ranks import from_rank_zero, run_key, step_of
+from ._ranks import from_rank_zero, rank_and_world, run_key, step_of
 from ._tensors import contexts_of, holds_wrapper, is_plain, taken_apart
 
 logger = logging.getLogger("storaged")
 
 # A daemon that does not hear of a closed shard at once hears of it with the connection.
 CLOSE_SECONDS = 0.5
+# A daemon that takes longer to say how it is and to be connected to opens shards in turn.
+PROSPECT_SECONDS = 2.0
 # A request has at most 4 MiB, and a range up to 20 bytes of it: a shard of which more pieces are wanted is opened whole.
 RANGES_MAX = 200_000
 
@@ -40,6 +46,18 @@ RANGES_MAX = 200_000
 Landing = tuple[ReadItem, int, int, torch.Tensor]
 #: Where bytes of a shard begin, and how many.
 Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is read of one saved rank's shard."""
+
+    rank: int
+    items: list[ReadItem]
+    #: Of each item.
+    spans: list[Span]
+    #: Those that are opened.
+    ranges: list[Span]
 
 
 class StoragedReader(StorageReader):
@@ -199,7 +217,7 @@ class StoragedReader(StorageReader):
         total = sum(self._span(item)[1] for item in plan.items) if self.progress is not None else 0
         self._progress = Progress(self.progress, total)
         try:
-            read = sum(self._read_rank(rank, items, planner) for rank, items in sorted(by_rank.items()))
+            read = self._read_ranks([self._wanted(rank, items) for rank, items in sorted(by_rank.items())], planner)
         except BaseException:
             self.session.drop_connections()
             raise
@@ -209,15 +227,51 @@ class StoragedReader(StorageReader):
         future.set_result(None)
         return future
 
-    def _read_rank(self, rank: int, items: list[ReadItem], planner: LoadPlanner) -> int:
-        """Fills the items of one saved shard; how many bytes they have."""
+    def _wanted(self, rank: int, items: list[ReadItem]) -> Wanted:
         spans = [self._span(item) for item in items]
-        ranges = merged(spans, self._manifest.chunk_bytes, self._manifest.shard_lengths[rank])
-        if not ranges:
-            self._fill(None, items, spans, planner)
-            return 0
-        read = sum(length for _, length in spans)
-        rung = self._opened(rank, ranges, lambda shard: self._fill(shard, items, spans, planner))
+        return Wanted(rank, items, spans, merged(spans, self._manifest.chunk_bytes, self._manifest.shard_lengths[rank]))
+
+    def _read_ranks(self, all_wanted: list[Wanted], planner: LoadPlanner) -> int:
+        """Fills the items of all saved shards; how many bytes they have. What is here at once is read first, the rest while it comes."""
+        for wanted in all_wanted:
+            if not wanted.ranges:
+                self._fill(None, wanted.items, wanted.spans, planner)
+        here, coming, client = self._prospect([wanted for wanted in all_wanted if wanted.ranges])
+        if client is None:
+            return sum(self._read_rank(wanted, planner) for wanted in [*here, *coming])
+        of_rank = {wanted.rank: wanted for wanted in coming}
+
+        def open_shard(client: Any, rank: int) -> Any:
+            return self._open(client, of_rank[rank], Deadline(self.timeout))
+
+        with Ahead(client, open_shard, self._close, list(of_rank)) as ahead:
+            read = sum(self._read_rank(wanted, planner) for wanted in here)
+            return read + sum(self._read_rank(wanted, planner, ahead) for wanted in coming)
+
+    def _prospect(self, all_wanted: list[Wanted]) -> tuple[list[Wanted], list[Wanted], Any]:
+        """What is in this node's own RAM and what is not, as far as that matters, and a connection to open the latter ahead if there is room."""
+        if len(all_wanted) < 2 or self.plan is None:
+            return [], all_wanted, None
+        sources = {rank: source for rank, _, source in self.plan["shards"]}
+        limit = Deadline(min(PROSPECT_SECONDS, self.timeout))
+        try:
+            prospect = Prospect(json.loads(self.session.client(limit).status(limit.left_ms())))
+            is_here = {wanted.rank: prospect.holds(sources.get(wanted.rank, "")) for wanted in all_wanted}
+            here = [wanted for wanted in all_wanted if is_here[wanted.rank]]
+            coming = [wanted for wanted in all_wanted if not is_here[wanted.rank]]
+            _, world_size = rank_and_world(self.process_group)
+            each = min(len(coming), OPEN_AT_ONCE)
+            if not coming or not prospect.has_room(ranks_here(world_size), each, max(self._manifest.shard_lengths)):
+                return here, coming, None
+            return here, coming, self.session.connect(limit)
+        except StoragedError as error:
+            logger.debug("shards are opened in turn: %s", error)
+            return [], all_wanted, None
+
+    def _read_rank(self, wanted: Wanted, planner: LoadPlanner, ahead: Ahead | None = None) -> int:
+        """Fills the items of one saved shard; how many bytes they have."""
+        read = sum(length for _, length in wanted.spans)
+        rung = self._opened(wanted, lambda shard: self._fill(shard, wanted.items, wanted.spans, planner), ahead)
         self.rungs[rung] = self.rungs.get(rung, 0) + read
         return read
 
@@ -229,26 +283,46 @@ class StoragedReader(StorageReader):
         def read(shard: Any) -> None:
             found[:] = [shard.read(offset, length) for offset, length in spans]
 
-        self._opened(rank, merged(spans, self._manifest.chunk_bytes, self._manifest.shard_lengths[rank]), read)
+        ranges = merged(spans, self._manifest.chunk_bytes, self._manifest.shard_lengths[rank])
+        self._opened(Wanted(rank, [], spans, ranges), read)
         return found
 
-    def _opened(self, rank: int, ranges: list[Span], use: Callable[[Any], None]) -> str:
+    def _opened(self, wanted: Wanted, use: Callable[[Any], None], ahead: Ahead | None = None) -> str:
         """Opens the ranges of one saved shard, uses it, gives it up; where it was. What is damaged in own RAM is used from elsewhere."""
         for without_own_ram in (False, True):
-            deadline = Deadline(self.timeout)
-            client = self.session.client(deadline)
-            shard = client.open_shard(self._manifest, rank, ranges, deadline.left_ms(), without_own_ram, self.verify)
-            try:
-                use(shard)
-            except CorruptData as error:
-                if shard.rung != "own ram":
-                    raise
-                logger.warning("rank %s of step %s is damaged in this node's RAM (%s); reading it from elsewhere", rank, self.step, error)
-                continue
-            finally:
-                self._close(client, rank)
-            return str(shard.rung)
+            with self._held(wanted, without_own_ram, ahead) as shard:
+                try:
+                    use(shard)
+                except CorruptData as error:
+                    if shard.rung != "own ram":
+                        raise
+                    rank = wanted.rank
+                    logger.warning("rank %s of step %s is damaged in this node's RAM (%s); reading it from elsewhere", rank, self.step, error)
+                    continue
+                return str(shard.rung)
         raise AssertionError("a shard that is not in own RAM is used, or raises")
+
+    @contextmanager
+    def _held(self, wanted: Wanted, without_own_ram: bool, ahead: Ahead | None) -> Iterator[Any]:
+        """A shard that was opened ahead, or is opened now."""
+        deadline = Deadline(self.timeout)
+        if ahead is not None and not without_own_ram:
+            shard = ahead.taken()
+            if shard is not None:
+                try:
+                    yield shard
+                finally:
+                    ahead.read(wanted.rank)
+                return
+        client = self.session.client(deadline)
+        shard = self._open(client, wanted, deadline, without_own_ram)
+        try:
+            yield shard
+        finally:
+            self._close(client, wanted.rank)
+
+    def _open(self, client: Any, wanted: Wanted, deadline: Deadline, without_own_ram: bool = False) -> Any:
+        return client.open_shard(self._manifest, wanted.rank, wanted.ranges, deadline.left_ms(), without_own_ram, self.verify)
 
     def _close(self, client: Any, rank: int) -> None:
         limit = Deadline(CLOSE_SECONDS)
