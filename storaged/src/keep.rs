@@ -129,11 +129,6 @@ pub trait DescriptorStore: Send + Sync + fmt::Debug {
     /// knows them may have written it.
     fn remove_unknown(&self) {}
 
-    /// Whether it holds them for the next daemon also when this one is told to stop.
-    fn outlives_a_stop(&self) -> bool {
-        false
-    }
-
     /// Whether there is anybody: else records of the memory would be made for nothing.
     fn is_there(&self) -> bool {
         true

@@ -93,11 +93,6 @@ impl Memory {
         self.handover.missing()
     }
 
-    /// Whether what is here is there for the daemon that starts after this one was told to stop.
-    pub fn outlives_a_stop(&self) -> bool {
-        self.handover.outlives_a_stop()
-    }
-
     /// Makes and preallocates a slot, and hands it over.
     ///
     /// # Errors

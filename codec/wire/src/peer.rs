@@ -22,7 +22,7 @@ mod drop_job;
 mod runs;
 mod session;
 
-pub use drop_job::{DropAnswer, DropOrder, OrderIssue, OrderKey, OrderProof};
+pub use drop_job::{DropAnswer, DropOrder, OrderKey, OrderProof};
 pub use runs::{Fence, NamedRun, PromiseOutcome};
 pub use session::{
     LinkTally, MemberTally, SessionFault, SessionKind, SessionRecord, StreamRecord, SumChecks,

@@ -13,7 +13,7 @@ use thiserror::Error;
 use crate::framing::{WireError, decode, encode};
 use crate::ids::{Namespace, Owner};
 use crate::local::is_token_length;
-use crate::peer::{CheckpointKey, HighMark};
+use crate::peer::{CheckpointKey, HighMark, OrderKey};
 use crate::provenance::{ManifestKey, Provenance, ProvenanceError, token_key};
 
 /// Most tokens that a job can have retired: all of them lie in the record.
@@ -360,6 +360,12 @@ impl OpenedSuccession {
     pub fn has_retired(&self, credential: Owner) -> bool {
         let mut tokens = self.tokens.iter();
         tokens.any(|one| Owner::of_token(&one.token) == credential)
+    }
+
+    /// The key of orders to the job.
+    pub fn order_key(&self, namespace: &Namespace) -> Option<OrderKey> {
+        let first = self.tokens.first()?;
+        Some(OrderKey::of_token(namespace, &first.token))
     }
 }
 

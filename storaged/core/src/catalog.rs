@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use storaged_codec::{Fingerprint, digest};
 use storaged_wire::local::{BoardKind, DurableWish};
-use storaged_wire::peer::{CheckpointKey, Fence, HighMark, Holding, Lane, OrderProof};
+use storaged_wire::peer::{CheckpointKey, Fence, HighMark, Holding, Lane};
 use storaged_wire::{
     CheckpointState, ChunkSize, Digest, Enclosure, EnclosuresHeld, Generation, ManifestBytes,
     Namespace, NodeName, Owner, Rank, RunId, SlotId, Step, WorldSize,
@@ -476,8 +476,6 @@ pub(crate) struct NamespaceTable {
     pub vouched: Vouched,
     /// Up to here the job's checkpoints have left RAM for another job, or were dropped.
     pub evicted: Option<HighMark>,
-    /// Orders to drop the job that were followed: said again by anybody they let nothing go.
-    pub orders_followed: VecDeque<OrderProof>,
     /// Why checkpoints were given up, for those who wait for them.
     pub abandoned: BTreeMap<(RunId, Step), String>,
 }
@@ -504,7 +502,6 @@ impl NamespaceTable {
             pins: Pins::default(),
             vouched: Vouched::default(),
             evicted: None,
-            orders_followed: VecDeque::new(),
             abandoned: BTreeMap::new(),
         }
     }

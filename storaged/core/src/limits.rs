@@ -246,14 +246,11 @@ pub const NEW_JOBS_MAX: usize = 256;
 /// Peers answer queries within this time.
 pub const QUERY_MAX_MS: u64 = 3_000;
 
-/// Nodes that are asked whether an order to drop a job is proven: one that knows is enough.
-pub const ORDER_CHECKERS_MAX: usize = 8;
+/// Nodes that are asked whether an order to drop a job is proven: one that has heard its token is enough.
+pub const ORDER_CHECKERS_MAX: usize = 32;
 
-/// Orders of one peer that others are asked about at once.
-pub const ORDER_CHECKS_PER_PEER_MAX: usize = 4;
-
-/// Orders that are remembered of a job, so that none is followed twice.
-pub const ORDERS_REMEMBERED: usize = 16;
+/// Orders of one peer that others are asked about at once: somebody may drop all jobs of a cluster.
+pub const ORDER_CHECKS_PER_PEER_MAX: usize = 256;
 
 /// A step that a restart has failed from is passed over for so long, then for twice as long (10 minutes, 20 minutes): longer than
 /// a restart of a large job takes, so that another step gets its turn.

@@ -22,7 +22,7 @@ pub(crate) struct ManifestKeys {
     /// By whom it was said.
     pub said: BTreeMap<ConnId, SaidKeys>,
     pub jobs: BTreeMap<Namespace, JobKeys>,
-    /// Of the tokens that were said here and open their jobs: what proves an order to let a job go.
+    /// Of jobs whose token was said here: what proves an order to let a job go.
     orders: BTreeMap<Namespace, OrderKey>,
     /// The newest checkpoint known to have been durable.
     pub durable: BTreeMap<Namespace, DurableStep>,
@@ -56,12 +56,6 @@ impl ManifestKeys {
         self.orders.insert(namespace.clone(), key) != Some(key)
     }
 
-    /// The token that they are of opens the job no more.
-    pub fn retire(&mut self, namespace: &Namespace) {
-        self.jobs.remove(namespace);
-        self.orders.remove(namespace);
-    }
-
     /// A connection is gone.
     pub fn forget(&mut self, conn: ConnId) {
         self.said.remove(&conn);
@@ -69,7 +63,8 @@ impl ManifestKeys {
 
     /// The node knows nothing of a job any more.
     pub fn forget_job(&mut self, namespace: &Namespace) {
-        self.retire(namespace);
+        self.jobs.remove(namespace);
+        self.orders.remove(namespace);
         self.retired.remove(namespace);
         self.durable.remove(namespace);
         self.with_mac.remove(namespace);

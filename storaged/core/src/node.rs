@@ -642,6 +642,12 @@ impl Node {
         self.cx.restart_objections(bears, viewer)
     }
 
+    /// Of each job what speaks against the end of this node for good, where it holds something of that step; see
+    /// [`Request::RestartSafe`] for `bears`.
+    pub fn ends_with_this_node(&self, bears: Option<u32>) -> Vec<String> {
+        self.cx.ends_with_this_node(bears)
+    }
+
     /// What the operator's metrics show of each committed checkpoint.
     pub fn standings(&self) -> Vec<Standings> {
         self.cx.standings()

@@ -202,6 +202,7 @@ fn let_go(inherited: Vec<(KeptName, OwnedFd)>, descriptors: &Arc<dyn DescriptorS
         descriptors.remove(name);
         drop(descriptor);
     }
+    descriptors.remove_unknown();
 }
 
 /// What a command asks others with.

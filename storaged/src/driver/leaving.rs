@@ -227,7 +227,7 @@ impl Daemon {
         if let ToldBy::Operator(drain) = &mut leaving.told_by {
             // Coding it is what makes a step do without this node, so that is waited for first.
             if waits.is_empty() {
-                waits = self.lost_with_it();
+                waits = self.objections();
             }
             drain.waits(&waits);
         }
@@ -249,25 +249,18 @@ impl Daemon {
     fn left_by(&self, leaving: &Leaving) -> Vec<String> {
         let mut left = self.left_now();
         match leaving.told_by {
-            ToldBy::Operator(_) => left.extend(self.lost_with_it()),
-            ToldBy::Signal if self.memory_ends_with_it() => left.extend(self.lost_with_it()),
-            // Who has its place puts back what it held; systemd gives the memory to the daemon that it starts next.
-            ToldBy::Signal | ToldBy::Registry => {}
+            ToldBy::Operator(_) => left.extend(self.objections()),
+            ToldBy::Signal => left.extend(self.node.ends_with_this_node(AT_LEAST_DURABLE)),
+            // Who has its place puts back what it held.
+            ToldBy::Registry => {}
         }
         left
     }
 
-    /// What nobody else has.
-    fn lost_with_it(&self) -> Vec<String> {
+    /// What speaks against going for good.
+    fn objections(&self) -> Vec<String> {
         let node = &self.node;
         node.restart_objections(AT_LEAST_DURABLE, &Viewer::Operator)
-    }
-
-    /// Whether there is any, and nobody holds it for a daemon that is started after this one.
-    fn memory_ends_with_it(&self) -> bool {
-        let ledger = self.node.ledger();
-        let is_empty = (ledger.slots, ledger.parity_sets) == (0, 0);
-        !is_empty && !self.memory.outlives_a_stop()
     }
 
     /// What is unfinished.

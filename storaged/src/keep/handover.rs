@@ -44,11 +44,6 @@ impl Handover {
         self.store.remove_unknown();
     }
 
-    /// Whether what it holds is there for the daemon that starts after this one was told to stop.
-    pub fn outlives_a_stop(&self) -> bool {
-        self.store.outlives_a_stop()
-    }
-
     /// How many descriptors the store did not take, of memory that is there.
     pub fn missing(&self) -> usize {
         let missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);

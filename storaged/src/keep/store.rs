@@ -193,11 +193,6 @@ impl DescriptorStore for SocketStore {
         self.let_go(&name.to_string());
     }
 
-    fn outlives_a_stop(&self) -> bool {
-        // The keeper ends with its daemon then; systemd may be starting it again.
-        !matches!(self.to, Recipient::Peer)
-    }
-
     fn remove_unknown(&self) {
         let names = std::mem::take(&mut *self.unknown());
         names.iter().for_each(|name| self.let_go(name));

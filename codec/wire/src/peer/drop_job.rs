@@ -7,36 +7,36 @@ use minicbor::bytes::ByteArray;
 use minicbor::{Decode, Encode};
 
 use crate::framing::encode;
-use crate::ids::{Generation, Namespace, NodeName, Owner};
+use crate::ids::{Namespace, NodeName, Owner};
 use crate::provenance::token_key;
-use crate::run::RunId;
 
-/// The key of orders that a job's token gives. A node keeps it with what it knows of the job and tells it to nobody.
+/// The key of orders to a job, made of its first token: whoever changes the token has both, so that nodes which heard either of them have
+/// one key. A node keeps it with what it knows of the job and tells it to nobody.
 #[derive(Clone, Copy, PartialEq, Eq, Encode, Decode)]
 #[cbor(transparent)]
 pub struct OrderKey(#[n(0)] ByteArray<32>);
 
 impl OrderKey {
-    /// That of whoever holds `token`. That of an empty token everybody can make.
+    /// That of a job's first token. That of an empty token everybody can make.
     pub fn of_token(namespace: &Namespace, token: &[u8]) -> Self {
         let context = "storaged 2026-11 job token orders";
         Self(ByteArray::from(token_key(context, namespace, token)))
     }
 
-    /// Proves an order of this moment.
-    pub fn prove(&self, order: &DropOrder, issue: OrderIssue) -> OrderProof {
-        let mac = ByteArray::from(*self.mac(order, &issue).as_bytes());
-        OrderProof { issue, mac }
+    /// Proves an order that this node gives.
+    pub fn prove(&self, order: &DropOrder, by: NodeName) -> OrderProof {
+        let mac = ByteArray::from(*self.mac(order, &by).as_bytes());
+        OrderProof { by, mac }
     }
 
     /// Whether an order comes from who holds the token, as it was given.
     pub fn has_proven(&self, order: &DropOrder) -> bool {
         let proof = order.proof.as_ref();
         // Compared in constant time.
-        proof.is_some_and(|it| self.mac(order, &it.issue) == blake3::Hash::from_bytes(*it.mac))
+        proof.is_some_and(|it| self.mac(order, &it.by) == blake3::Hash::from_bytes(*it.mac))
     }
 
-    fn mac(&self, order: &DropOrder, issue: &OrderIssue) -> blake3::Hash {
+    fn mac(&self, order: &DropOrder, by: &NodeName) -> blake3::Hash {
         let DropOrder {
             query,
             namespace,
@@ -44,7 +44,7 @@ impl OrderKey {
             force,
             proof: _,
         } = order;
-        let bytes = encode(&("storaged drop order", query, namespace, owner, force, issue));
+        let bytes = encode(&("storaged drop order", query, namespace, owner, force, by));
         blake3::keyed_hash(&self.0, &bytes)
     }
 }
@@ -55,27 +55,13 @@ impl fmt::Debug for OrderKey {
     }
 }
 
-/// When an order was given: no two orders are alike, and what was heard of one is of no use once the job has begun anew.
-#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
-pub struct OrderIssue {
-    /// Where it was given.
-    #[n(0)]
-    pub by: NodeName,
-    /// Which start of that node's daemon.
-    #[n(1)]
-    pub generation: Generation,
-    /// The newest run of the job that was known there.
-    #[n(2)]
-    pub run: RunId,
-}
-
 /// That an order comes from who holds the job's token.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub struct OrderProof {
-    /// When it was given.
+    /// The node where it was given. It counts from that one alone: all others hear it too, and could say it again.
     #[n(0)]
-    pub issue: OrderIssue,
-    /// Of the order and its issue, under the [`OrderKey`] of the job.
+    pub by: NodeName,
+    /// Of the order and this node, under the [`OrderKey`] of the job.
     #[n(1)]
     pub mac: ByteArray<32>,
 }
@@ -130,12 +116,8 @@ mod tests {
         }
     }
 
-    fn issue(generation: u64) -> OrderIssue {
-        OrderIssue {
-            by: NodeName::new("a").expect("a name"),
-            generation: Generation::new(generation),
-            run: RunId::new(3),
-        }
+    fn by(name: &str) -> NodeName {
+        NodeName::new(name).expect("a name")
     }
 
     /// Every part of it counts, and nobody proves it by another token or for another job.
@@ -144,7 +126,7 @@ mod tests {
         let plain = order("job");
         let key = OrderKey::of_token(&plain.namespace, b"token");
         assert!(!key.has_proven(&plain), "without a proof");
-        let proof = Some(key.prove(&plain, issue(1)));
+        let proof = Some(key.prove(&plain, by("a")));
         let given = DropOrder { proof, ..plain };
         assert!(key.has_proven(&given));
         let changed = [
@@ -166,9 +148,9 @@ mod tests {
             },
         ];
         assert!(!changed.iter().any(|it| key.has_proven(it)));
-        let mut later = given.clone();
-        later.proof.as_mut().expect("a proof").issue = issue(2);
-        assert!(!key.has_proven(&later));
+        let mut passed_on = given.clone();
+        passed_on.proof.as_mut().expect("a proof").by = by("b");
+        assert!(!key.has_proven(&passed_on));
         for (job, token) in [("job", "other token"), ("other", "token")] {
             let name = Namespace::new(job).expect("a name");
             assert!(!OrderKey::of_token(&name, token.as_bytes()).has_proven(&given));

@@ -8,9 +8,8 @@ use storaged_wire::local::{
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{
     CheckpointKey, DropAnswer, DropOrder, Fence, HighMark, Holding, Lane, LinkTally, NamedRun,
-    NamespaceMark, OrderIssue, OrderKey, ParcelPlace, PeerMessage, PromiseOutcome, Relay,
-    SealedShard, SessionFault, SessionKind, SessionRecord, StreamRecord, SumChecks, TablePage,
-    TablePlace, UnowedCause,
+    NamespaceMark, ParcelPlace, PeerMessage, PromiseOutcome, Relay, SealedShard, SessionFault,
+    SessionKind, SessionRecord, StreamRecord, SumChecks, TablePage, TablePlace, UnowedCause,
 };
 use storaged_wire::plan::{
     CopyFault, PassedOverCause, RestorePlan, ShardSource, Source, Unrestorable,
@@ -80,24 +79,6 @@ fn named_run() -> NamedRun {
         owner: Owner::of_token(b"t"),
         run: RunId::with_identity(10, 7),
     }
-}
-
-fn drop_order() -> DropOrder {
-    let plain = DropOrder {
-        query: 7,
-        namespace: namespace(),
-        owner: Owner::of_token(b"t"),
-        force: false,
-        proof: None,
-    };
-    let issue = OrderIssue {
-        by: node("n1"),
-        generation: Generation::new(3),
-        run: RunId::new(9),
-    };
-    let key = OrderKey::of_token(&plain.namespace, b"t");
-    let proof = Some(key.prove(&plain, issue));
-    DropOrder { proof, ..plain }
 }
 
 fn freed() -> DropAnswer {
@@ -591,15 +572,6 @@ fn namespace_messages() -> Vec<PeerMessage> {
             force: true,
             proof: None,
         }),
-        PeerMessage::Drop(drop_order()),
-        PeerMessage::CheckOrder {
-            query,
-            order: Box::new(drop_order()),
-        },
-        PeerMessage::OrderChecked {
-            query,
-            is_proven: true,
-        },
         PeerMessage::Dropped {
             query,
             answer: freed(),

@@ -1,7 +1,7 @@
 //! Messages about tokens that are changed.
 
 use storaged_wire::local::{Reply, Request};
-use storaged_wire::peer::PeerMessage;
+use storaged_wire::peer::{DropOrder, OrderKey, PeerMessage};
 use storaged_wire::provenance::KeyTold;
 use storaged_wire::succession::{RecordSource, Rotated, SEAL_BYTES, TokenStanding};
 use storaged_wire::{Owner, Rotation};
@@ -35,9 +35,32 @@ pub fn replies() -> Vec<Reply> {
     })]
 }
 
+fn drop_order() -> DropOrder {
+    let plain = DropOrder {
+        query: 7,
+        namespace: samples::namespace(),
+        owner: Owner::of_token(OLD),
+        force: false,
+        proof: None,
+    };
+    let key = OrderKey::of_token(&plain.namespace, OLD);
+    let proof = Some(key.prove(&plain, samples::node("n1")));
+    DropOrder { proof, ..plain }
+}
+
 pub fn messages() -> Vec<PeerMessage> {
     let Rotation { succession, keys } = rotation();
+    let order = drop_order();
     vec![
+        PeerMessage::Drop(order.clone()),
+        PeerMessage::CheckOrder {
+            query: 7,
+            order: Box::new(order),
+        },
+        PeerMessage::OrderChecked {
+            query: 7,
+            is_proven: true,
+        },
         PeerMessage::KeyTold(KeyTold {
             namespace: samples::namespace(),
             owner: Owner::of_token(OLD),

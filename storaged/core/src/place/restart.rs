@@ -42,18 +42,37 @@ impl Context {
             .collect()
     }
 
+    /// Of each job what speaks against the end of this node, where it holds something of that step.
+    pub fn ends_with_this_node(&self, bears: Option<u32>) -> Vec<String> {
+        let newest = |namespace: &&Namespace| self.newest_to_restore(namespace);
+        let namespaces: BTreeSet<&Namespace> =
+            self.checkpoints.keys().map(|key| &key.namespace).collect();
+        let steps = namespaces.iter().filter_map(newest);
+        let held = steps.filter(|c| !c.shards.is_empty() || !c.parity.is_empty());
+        let lines = held.filter_map(|c| {
+            let why = self.objection_because_of(c, bears)?;
+            Some(format!("{}: {why}", c.key.namespace))
+        });
+        lines.collect()
+    }
+
     fn restart_objection(&self, namespace: &Namespace, bears: Option<u32>) -> Option<String> {
-        let mut of_it = self.checkpoints.values().rev();
-        let newest = match self.newest_safe(namespace) {
-            Some(newest) => &self.checkpoints[&newest],
-            None => of_it.find(|c| c.key.namespace == *namespace && c.manifest.is_some())?,
-        };
+        let newest = self.newest_to_restore(namespace)?;
         let pinned = self.pinned_here(namespace).into_iter();
         let pinned = pinned.filter_map(|key| self.checkpoints.get(&key));
         let pinned = pinned.filter(|c| c.key != newest.key && c.manifest.is_some());
         let all = std::iter::once(newest).chain(pinned);
         all.into_iter()
             .find_map(|c| self.objection_because_of(c, bears))
+    }
+
+    /// The newest step of a job that is as safe as can be, or else that is committed.
+    fn newest_to_restore(&self, namespace: &Namespace) -> Option<&Checkpoint> {
+        let mut of_it = self.checkpoints.values().rev();
+        match self.newest_safe(namespace) {
+            Some(newest) => Some(&self.checkpoints[&newest]),
+            None => of_it.find(|c| c.key.namespace == *namespace && c.manifest.is_some()),
+        }
     }
 
     /// What the loss of this node would do to a step.

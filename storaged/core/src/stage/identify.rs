@@ -179,6 +179,8 @@ impl Context {
                 && self.may_follow(&one, |credential| opened.has_retired(credential))
             {
                 let owner = one.owner;
+                let orders = opened.order_key(namespace).unwrap_or(said.orders);
+                let said = SaidToken { orders, ..said };
                 self.adopt_succession(one);
                 let (keys, said) = (Some(opened.keys), Some(said));
                 return Ok(Identity { owner, keys, said });
@@ -288,7 +290,7 @@ impl Context {
         }
         let keys = self.keys.of_job(&namespace);
         if keys.is_some_and(|keys| !succession.is_under(&keys.newest)) {
-            self.keys.retire(&namespace);
+            self.keys.jobs.remove(&namespace);
         }
         self.keys.asked.remove(&namespace);
         self.successions.prove(succession);

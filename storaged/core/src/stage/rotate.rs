@@ -207,7 +207,7 @@ impl Context {
     fn key_is_retired(&mut self, namespace: &Namespace, records: &[Succession]) {
         let known = self.keys.of_job(namespace).map(|keys| keys.newest);
         if let Some(key) = known.filter(|key| records.iter().any(|it| it.retires_key(key))) {
-            self.keys.retire(namespace);
+            self.keys.jobs.remove(namespace);
             self.keys.retired.insert(namespace.clone(), key);
             self.keeping.touch_job(namespace);
         }

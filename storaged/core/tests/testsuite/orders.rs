@@ -1,10 +1,12 @@
 //! Orders to let a job go: who may give them, and what one node that has no token can do by them.
 
-use crate::cluster::{Cluster, Room};
-use crate::testkit::{TOKEN, name, namespace};
+use crate::cluster::Cluster;
+use crate::cluster::tokens::{NEW, OTHER, code};
+use crate::testkit::{TOKEN, hello_by, name, namespace};
+use storaged_core::{ConnId, Input, Viewer};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
-use storaged_wire::peer::{DropAnswer, DropOrder, OrderIssue, OrderKey, PeerMessage};
-use storaged_wire::{Generation, Owner, RunId};
+use storaged_wire::peer::{DropAnswer, DropOrder, OrderKey, PeerMessage};
+use storaged_wire::{Owner, RefusalCode};
 
 /// It codes for the job and has none of its trainers.
 const LIAR: usize = 5;
@@ -20,16 +22,11 @@ fn order(query: u64) -> DropOrder {
     }
 }
 
-/// As somebody gives it who has this token.
-fn given(query: u64, token: &[u8], run: RunId) -> DropOrder {
-    let plain = order(query);
-    let issue = OrderIssue {
-        by: name(LIAR),
-        generation: Generation::new(1),
-        run,
-    };
+/// As somebody gives it at a node who has this token.
+fn given_at(node: usize, token: &[u8]) -> DropOrder {
+    let plain = order(7);
     let key = OrderKey::of_token(&plain.namespace, token);
-    let proof = Some(key.prove(&plain, issue));
+    let proof = Some(key.prove(&plain, name(node)));
     DropOrder { proof, ..plain }
 }
 
@@ -44,6 +41,10 @@ fn says(cluster: &mut Cluster, order: &DropOrder) {
 /// Somebody with the token gives the order at this node, and all follow it.
 fn all_free(cluster: &mut Cluster, node: usize) {
     let reader = cluster.connect(node, Role::Reader);
+    freed_by(cluster, node, reader);
+}
+
+fn freed_by(cluster: &mut Cluster, node: usize, reader: ConnId) {
     let (force, timeout_ms) = (false, 5_000);
     let reply = cluster.ask(node, reader, Request::Drop { force, timeout_ms });
     let Reply::Dropped(report) = reply else {
@@ -66,50 +67,35 @@ fn saved() -> Cluster {
     cluster
 }
 
-/// The owner stands in every manifest. A proof by another token is none.
+/// The owner stands in every manifest. A proof by another token is none, and what it has overheard counts from who gave it alone.
 #[test]
 fn one_node_without_the_token_has_no_job_let_go() {
     let mut cluster = saved();
-    let run = cluster.run();
-    for order in [order(1), given(2, b"a token of another job", run)] {
+    let lies = || {
+        let other = given_at(LIAR, b"a token of another job");
+        [order(1), other, given_at(0, TOKEN)]
+    };
+    for order in lies() {
         says(&mut cluster, &order);
         cluster.assert_all_hold([1]);
     }
     // Between two starts of the trainers there is nobody in whose way it would be.
     cluster.end_job();
     cluster.run_for(2_000);
-    for order in [order(3), given(4, b"a token of another job", run)] {
+    for order in lies() {
         says(&mut cluster, &order);
         cluster.assert_all_hold([1]);
     }
 }
 
-/// It may have overheard the order.
+/// Also where its trainers are, if it has the token: as somebody who says it there.
 #[test]
-fn an_order_that_was_followed_lets_nothing_go_again() {
+fn an_order_by_the_token_is_followed_by_all() {
     let mut cluster = saved();
-    let order = given(1, TOKEN, cluster.run());
-    says(&mut cluster, &order);
+    says(&mut cluster, &given_at(LIAR, TOKEN));
     for node in (0..NODES).filter(|node| *node != LIAR) {
         assert_eq!(cluster.held(node), [], "n{node}");
     }
-    cluster.save_and_wait(DurableWish::Never);
-    cluster.run_for(2_000);
-    says(&mut cluster, &order);
-    cluster.assert_all_hold([2]);
-}
-
-/// A node that was away as the order was given hears it from the liar, once the job has begun anew.
-#[test]
-fn an_order_of_an_earlier_run_lets_nothing_go() {
-    let mut cluster = saved();
-    let order = given(1, TOKEN, cluster.run());
-    cluster.begin_again();
-    cluster.save_and_wait(DurableWish::Never);
-    cluster.run_for(2_000);
-    let held = cluster.held(0);
-    says(&mut cluster, &order);
-    cluster.assert_all_hold(held.iter().map(|(step, _)| *step));
 }
 
 /// Those that only code for the job have never heard its token, and ask those that have.
@@ -134,38 +120,87 @@ fn daemons_that_take_over_memory_know_whose_orders_count() {
     all_free(&mut cluster, 4);
 }
 
-/// All that have heard the token are gone: nobody can say whether the order is right, and what is left may be all that there is of the job.
+/// The token was changed at one node, and said there alone since; before that it was said where the trainers were.
+#[test]
+fn a_job_goes_for_its_newest_token_where_the_first_one_was_said() {
+    let mut cluster = saved();
+    cluster.end_job();
+    cluster.run_for(2_000);
+    cluster.rotate(4, &namespace());
+    cluster.run_for(2_000);
+    let reader = cluster.comes_by(4, &namespace(), NEW);
+    freed_by(&mut cluster, 4, reader);
+}
+
+/// Those that have heard the token are away: nobody can say whether the order is right, and what is left may be all that there is of the
+/// job.
 #[test]
 fn without_anybody_who_heard_the_token_a_job_stays_and_the_answer_says_why() {
     let mut cluster = saved();
     cluster.end_job();
     cluster.run_for(2_000);
-    for node in [0, 1] {
+    for node in 0..4 {
         cluster.kill(node);
     }
     cluster.run_for(10_000);
-    for away in [2, 3] {
-        cluster.pause(away, 60_000);
-    }
-    cluster.run_for(8_000);
-    cluster.post(LIAR, 4, PeerMessage::Drop(order(7)));
-    cluster.run_for(5_000);
+    let reader = cluster.connect(LIAR, Role::Reader);
+    let (force, timeout_ms) = (false, 5_000);
+    let reply = cluster.ask(LIAR, reader, Request::Drop { force, timeout_ms });
+    let Reply::Dropped(report) = reply else {
+        panic!("{reply:?}");
+    };
+    let of_other = report.nodes.iter().find(|it| it.node == name(4));
+    let why = match of_other.map(|it| &it.answer) {
+        Some(DropAnswer::Refused(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    assert!(why.contains("no other node is up"), "{why}");
     assert_eq!(cluster.held(4).len(), 1);
 }
 
-/// The job's room is as it was before, whatever was asked.
+/// Who is asked is stopped and answers nobody.
 #[test]
-fn orders_that_nobody_can_check_end_in_time() {
-    let mut cluster = Cluster::start_with(4, 2, 10, None, Room::default());
-    cluster.save_and_wait(DurableWish::Never);
-    for query in 0..40 {
-        let order = given(query, b"a token of another job", cluster.run());
-        cluster.post(LIAR, 4, PeerMessage::Drop(order));
+fn orders_that_nobody_checks_end_in_time() {
+    let mut cluster = saved();
+    let order = given_at(LIAR, b"a token of another job");
+    for node in 0..4 {
+        cluster.pause(node, 4_500);
     }
+    for _ in 0..400 {
+        cluster.post(LIAR, 4, PeerMessage::Drop(order.clone()));
+    }
+    let unanswered = |cluster: &Cluster| {
+        let process = cluster.processes[4].as_ref();
+        process.map_or(0, |it| it.node.audit().requests)
+    };
+    cluster.run_for(1_000);
+    assert_eq!(unanswered(&cluster), 256, "so many of one peer wait");
+    cluster.run_for(3_000);
+    assert_eq!(unanswered(&cluster), 0);
     cluster.run_for(10_000);
     cluster.assert_all_hold([1]);
-    let unanswered = cluster.processes[4]
-        .as_ref()
-        .map(|it| it.node.audit().requests);
-    assert_eq!(unanswered, Some(0));
+}
+
+/// An operator reads all jobs and has no token: were the job let go here alone, it would bear less and be there all the same.
+#[test]
+fn an_operator_without_the_token_drops_nothing_by_halves() {
+    let mut cluster = saved();
+    cluster.end_job();
+    cluster.run_for(2_000);
+    let drops = |cluster: &mut Cluster, node| {
+        let (conn, viewer) = (cluster.fresh_conn(), Viewer::Operator);
+        cluster.tell(node, Input::Connected { conn, viewer });
+        cluster.ask(node, conn, hello_by(namespace(), OTHER, Role::Reader));
+        let (force, timeout_ms) = (false, 5_000);
+        cluster.ask(node, conn, Request::Drop { force, timeout_ms })
+    };
+    let refused = drops(&mut cluster, 4);
+    assert_eq!(code(&refused), Some(RefusalCode::WrongToken), "{refused:?}");
+    cluster.assert_all_hold([1]);
+    let followed = drops(&mut cluster, 0);
+    assert!(
+        matches!(followed, Reply::Dropped(_)),
+        "it was said at n0: {followed:?}"
+    );
+    assert_eq!((cluster.held(3), cluster.held(4)), (vec![], vec![]));
 }

@@ -8,7 +8,7 @@ use storaged_wire::peer::{DropAnswer, DropOrder, PeerMessage};
 use storaged_wire::{Namespace, NodeName, Refusal, RefusalCode};
 
 use super::evict::Freed;
-use super::order_proof::OrderCheck;
+use super::order_proof::OrderChecks;
 use crate::api::{ConnId, Now, QueryId, RequestId};
 use crate::context::Context;
 
@@ -33,13 +33,13 @@ pub(crate) struct DropWork {
 #[derive(Debug, Default)]
 pub(crate) struct Drops {
     drops: BTreeMap<QueryId, DropWork>,
-    pub(super) checks: BTreeMap<QueryId, OrderCheck>,
+    checks: OrderChecks,
 }
 
 impl Drops {
     /// When one of them must be looked at again.
     pub fn deadlines(&self) -> impl Iterator<Item = Now> {
-        let checks = self.checks.values().map(|check| check.deadline);
+        let checks = self.checks.deadlines();
         self.drops.values().map(|work| work.deadline).chain(checks)
     }
 
@@ -51,13 +51,17 @@ impl Drops {
         cx: &mut Context,
     ) -> Option<PeerMessage> {
         match message {
-            PeerMessage::Drop(order) => self.drop_asked(from, order, cx),
+            PeerMessage::Drop(order) => self.checks.take_up(from, order, cx),
             PeerMessage::CheckOrder { query, order } => {
                 let is_proven = cx.has_proof_of(&order);
                 cx.send(from, PeerMessage::OrderChecked { query, is_proven });
             }
-            PeerMessage::OrderChecked { query, is_proven } => {
-                self.order_checked(from, QueryId(query), is_proven, cx);
+            PeerMessage::OrderChecked {
+                query,
+                is_proven: true,
+            } => self.checks.proven_by(from, QueryId(query), cx),
+            PeerMessage::OrderChecked { query, .. } => {
+                self.checks.unproven_by(from, QueryId(query), cx);
             }
             PeerMessage::Dropped { query, answer } => {
                 self.dropped_told(from, QueryId(query), answer, cx);
@@ -69,7 +73,7 @@ impl Drops {
 
     /// Requests, of others too, that have not been answered.
     pub fn unanswered(&self) -> usize {
-        self.drops.len() + self.checks.len()
+        self.drops.len() + self.checks.unanswered()
     }
 
     pub(crate) fn drop_job(
@@ -98,6 +102,9 @@ impl Drops {
             proof: None,
         };
         let order = cx.proven(order, said);
+        if !force && order.proof.is_none() && !cx.peers.is_empty() {
+            return Err(unproven(&order.namespace));
+        }
         let mut asked: BTreeSet<NodeName> = cx.peers.keys().cloned().collect();
         asked.insert(cx.me().clone());
         let work = DropWork {
@@ -130,7 +137,7 @@ impl Drops {
 
     /// Answers those whose nodes have all answered or gone down, or whose time is over.
     pub(crate) fn advance_drops(&mut self, cx: &mut Context) {
-        self.end_checks(cx);
+        self.checks.end(cx);
         let over = |work: &DropWork| {
             let mut silent = work
                 .asked
@@ -191,7 +198,6 @@ impl Context {
             self.keeping.touch_job(namespace);
             table.mark = None;
         }
-        self.note_followed(order);
         Ok(freed)
     }
 
@@ -220,6 +226,16 @@ impl Context {
             silent: silent.cloned().collect(),
         }
     }
+}
+
+/// Whoever asks reads by an operator's right, and the token was said to nobody here: the job would go from this node alone.
+fn unproven(namespace: &Namespace) -> Refusal {
+    Refusal::new(
+        RefusalCode::WrongToken,
+        format!(
+            "expected the token of {namespace} to have been said at this node, since others let the job go for who has it, got none: give the token, or have each node drop what it has itself (`--force` on each)"
+        ),
+    )
 }
 
 fn in_use(namespace: &Namespace, nodes: &[NodeName]) -> Refusal {

@@ -4,47 +4,63 @@
 //! A node to which the token was said checks the order itself. One that has parity alone asks those whose shards it codes for: of two that
 //! say so one is sound, and who gave the order is one of them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use storaged_wire::NodeName;
-use storaged_wire::peer::{
-    CheckpointKey, DropAnswer, DropOrder, OrderIssue, OrderKey, PeerMessage,
-};
+use storaged_wire::peer::{CheckpointKey, DropAnswer, DropOrder, OrderKey, PeerMessage};
+use storaged_wire::{NodeName, Owner};
 
-use super::drop_job::Drops;
 use crate::api::{Now, QueryId};
 use crate::context::Context;
 use crate::limits;
 
-/// An order that others are asked about.
+/// Orders that others are asked about.
+#[derive(Debug, Default)]
+pub(super) struct OrderChecks {
+    asked: BTreeMap<QueryId, OrderCheck>,
+}
+
 #[derive(Debug)]
-pub(super) struct OrderCheck {
+struct OrderCheck {
     order: DropOrder,
     from: NodeName,
-    pub deadline: Now,
+    deadline: Now,
     waits_for: BTreeSet<NodeName>,
 }
 
-/// What is done with an order.
-enum Standing {
-    Proven,
-    /// There is nothing that it would let go, or it was followed before.
-    Needless,
-    /// These may know.
-    Asked(BTreeSet<NodeName>),
-    Refused(String),
+/// What speaks for an order.
+enum Grounds {
+    Proof,
+    /// What these say, of whom some may have heard the token.
+    Words(BTreeSet<NodeName>),
+    /// Nothing, for this reason.
+    None(String),
 }
 
-impl Drops {
+impl OrderChecks {
+    /// When one of them must be looked at again.
+    pub fn deadlines(&self) -> impl Iterator<Item = Now> {
+        self.asked.values().map(|check| check.deadline)
+    }
+
+    /// Orders that have not been answered.
+    pub fn unanswered(&self) -> usize {
+        self.asked.len()
+    }
+
     /// A peer, or this node itself, wants a job dropped.
-    pub(super) fn drop_asked(&mut self, from: &NodeName, order: DropOrder, cx: &mut Context) {
-        match cx.standing_of_order(from, &order) {
-            Standing::Proven => cx.follow_order(from, &order),
-            Standing::Needless => cx.answer_order(from, &order, nothing_freed()),
-            Standing::Refused(reason) => {
-                cx.answer_order(from, &order, DropAnswer::Refused(reason));
-            }
-            Standing::Asked(nodes) => self.ask_about(nodes, from, order, cx),
+    pub fn take_up(&mut self, from: &NodeName, order: DropOrder, cx: &mut Context) {
+        let of_sender = self.asked.values().filter(|check| check.from == *from);
+        if of_sender.count() >= limits::ORDER_CHECKS_PER_PEER_MAX {
+            return cx.ignore_order(
+                from,
+                &order,
+                "too many orders of that node are being checked",
+            );
+        }
+        match cx.grounds_of(from, &order) {
+            Grounds::Proof => cx.follow_order(from, &order),
+            Grounds::None(why) => cx.ignore_order(from, &order, &why),
+            Grounds::Words(nodes) => self.ask_about(nodes, from, order, cx),
         }
     }
 
@@ -55,11 +71,6 @@ impl Drops {
         order: DropOrder,
         cx: &mut Context,
     ) {
-        let of_sender = self.checks.values().filter(|check| check.from == *from);
-        if of_sender.count() >= limits::ORDER_CHECKS_PER_PEER_MAX {
-            let reason = "other orders of the same node are being checked: try again".into();
-            return cx.answer_order(from, &order, DropAnswer::Refused(reason));
-        }
         let query = QueryId(cx.fresh());
         for node in &nodes {
             let (query, order) = (query.0, Box::new(order.clone()));
@@ -71,144 +82,124 @@ impl Drops {
             deadline: cx.now.plus(limits::QUERY_MAX_MS),
             waits_for: nodes,
         };
-        self.checks.insert(query, check);
+        self.asked.insert(query, check);
     }
 
-    /// A node says whether an order is proven. One that knows is enough; who knows nothing of the token says no.
-    pub(super) fn order_checked(
-        &mut self,
-        from: &NodeName,
-        query: QueryId,
-        is_proven: bool,
-        cx: &mut Context,
-    ) {
-        let asked = self.checks.get_mut(&query);
-        let Some(check) = asked.filter(|check| check.waits_for.contains(from)) else {
-            return;
-        };
-        check.waits_for.remove(from);
-        if is_proven && let Some(check) = self.checks.remove(&query) {
-            cx.follow_order(&check.from, &check.order);
+    /// A node to which the token was said says that an order is proven.
+    pub fn proven_by(&mut self, from: &NodeName, query: QueryId, cx: &mut Context) {
+        let asked = self.asked.get(&query);
+        if asked.is_some_and(|check| check.waits_for.contains(from))
+            && let Some(OrderCheck { order, from, .. }) = self.asked.remove(&query)
+        {
+            cx.follow_order(&from, &order);
         }
-        self.end_checks(cx);
     }
 
-    /// Refuses orders that nobody has proven in time.
-    pub(super) fn end_checks(&mut self, cx: &mut Context) {
+    /// A node has not heard the token, or the order is not by it.
+    pub fn unproven_by(&mut self, from: &NodeName, query: QueryId, cx: &mut Context) {
+        if let Some(check) = self.asked.get_mut(&query) {
+            check.waits_for.remove(from);
+        }
+        self.end(cx);
+    }
+
+    /// Ends those that nobody has proven in time.
+    pub fn end(&mut self, cx: &mut Context) {
         let is_over = |check: &OrderCheck| {
             check.deadline <= cx.now || !check.waits_for.iter().any(|node| cx.is_up(node))
         };
-        let over = self.checks.extract_if(.., |_, check| is_over(check));
+        let over = self.asked.extract_if(.., |_, check| is_over(check));
         for (_, OrderCheck { order, from, .. }) in over.collect::<Vec<_>>() {
-            let reason = unproven(&order, "nobody who has heard its token says so");
-            cx.answer_order(&from, &order, DropAnswer::Refused(reason));
+            cx.ignore_order(&from, &order, "no node that was asked has heard its token");
         }
     }
 }
 
 impl Context {
-    /// An order with the proof of its token, if that was said: on this connection, or here before by one of the job's own.
+    /// An order with its proof, if the token was said: on this connection, or here before by one of the job's own.
     pub(super) fn proven(&self, order: DropOrder, said: Option<OrderKey>) -> DropOrder {
-        let issue = OrderIssue {
-            by: self.me().clone(),
-            generation: self.setup.generation,
-            run: self.fence_of(&order.namespace),
-        };
-        let key = said.or_else(|| self.keys.orders(&order.namespace));
-        let proof = key.map(|key| key.prove(&order, issue));
+        let key = said.or_else(|| self.order_key(&order));
+        let proof = key.map(|key| key.prove(&order, self.me().clone()));
         DropOrder { proof, ..order }
+    }
+
+    /// The key of a job's orders, as far as this node can know it. That of a job without a token anybody can.
+    fn order_key(&self, order: &DropOrder) -> Option<OrderKey> {
+        let namespace = &order.namespace;
+        let has_no_token = || order.owner == Owner::of_token(b"");
+        let known = self.keys.orders(namespace);
+        known.or_else(|| has_no_token().then(|| OrderKey::of_token(namespace, b"")))
     }
 
     /// Whether the job's token was said here, and makes the proof of an order.
     pub(super) fn has_proof_of(&self, order: &DropOrder) -> bool {
-        let key = self.keys.orders(&order.namespace);
-        key.is_some_and(|key| key.has_proven(order))
-            && self.owner_of(&order.namespace) == Some(order.owner)
+        self.owner_of(&order.namespace) == Some(order.owner)
+            && self
+                .order_key(order)
+                .is_some_and(|key| key.has_proven(order))
     }
 
-    fn standing_of_order(&self, from: &NodeName, order: &DropOrder) -> Standing {
-        if from == self.me() || planted!("anybody_drops_jobs") {
-            return Standing::Proven;
+    fn grounds_of(&self, from: &NodeName, order: &DropOrder) -> Grounds {
+        // Of a job that nobody has opened, as this node knows, there are boards alone.
+        let is_nobodys = self.owner_of(&order.namespace).is_none();
+        if from == self.me() || is_nobodys || planted!("anybody_drops_jobs") {
+            return Grounds::Proof;
         }
         let Some(proof) = &order.proof else {
-            return if self.holds_of(order) {
-                Standing::Refused(unproven(order, "the order has none"))
-            } else {
-                Standing::Needless
-            };
+            return Grounds::None("the order has none".into());
         };
-        let table = self.namespaces.get(&order.namespace);
-        let followed = table.is_some_and(|it| it.orders_followed.contains(proof));
-        if followed && !planted!("orders_are_followed_twice") {
-            return Standing::Needless;
-        }
-        let run = self.fence_of(&order.namespace);
-        if proof.issue.run < run && !planted!("old_orders_are_followed") {
-            let why = format!("run {run} was opened since");
-            return Standing::Refused(unproven(order, &why));
+        if proof.by != *from && !planted!("orders_are_passed_on") {
+            return Grounds::None(format!("it was given by {}", proof.by));
         }
         if self.has_proof_of(order) {
-            return Standing::Proven;
+            return Grounds::Proof;
         }
-        if !self.holds_of(order) {
-            return Standing::Needless;
-        }
-        self.askable(from, order)
+        self.words_for(from, order)
     }
 
-    /// Whom to ask: nodes with shards or trainers of the job, other than those that want it dropped.
-    fn askable(&self, from: &NodeName, order: &DropOrder) -> Standing {
-        let attached = self.nodes_attached(&order.namespace);
-        let mut know: BTreeSet<NodeName> = attached.into_iter().collect();
+    /// Whom to ask: nodes with trainers or shards of the job, other than the one that wants it dropped; where there is nothing of it here,
+    /// which would be all that says who they are, anybody.
+    fn words_for(&self, from: &NodeName, order: &DropOrder) -> Grounds {
+        let mut know = self.nodes_attached(&order.namespace);
         let of_job = |key: &CheckpointKey| key.namespace == order.namespace;
         let committed = self.committed().into_iter();
+        let mut with_shards = BTreeSet::new();
         for (_, manifest) in committed.filter(|(key, _)| of_job(key)) {
             let shards = manifest.manifest().shards.iter();
-            know.extend(shards.map(|shard| shard.node.clone()));
+            with_shards.extend(shards.map(|shard| shard.node.clone()));
         }
         // Whose bytes they all are may let them go.
-        if know.iter().eq([from]) {
-            return Standing::Proven;
+        if know.is_empty() && with_shards.iter().eq([from]) {
+            return Grounds::Proof;
         }
-        know.retain(|node| {
-            node != from && node != self.me() && self.is_up(node) && self.is_believed(node)
-        });
+        know.extend(with_shards);
         if know.is_empty() {
-            return Standing::Refused(unproven(
-                order,
-                "no other node is up that may have heard its token",
-            ));
+            know.extend(self.peers.keys().cloned());
         }
-        Standing::Asked(know.into_iter().take(limits::ORDER_CHECKERS_MAX).collect())
+        know.retain(|node| node != from && self.is_up(node) && self.is_believed(node));
+        if know.is_empty() {
+            return Grounds::None("no other node is up that may have heard its token".into());
+        }
+        // Each node begins with others, so that not all ask the same.
+        let own_place = know.iter().filter(|node| *node < self.me()).count();
+        let from_there = know.iter().cycle().skip(own_place);
+        let asked = from_there.take(limits::ORDER_CHECKERS_MAX.min(know.len()));
+        Grounds::Words(asked.cloned().collect())
     }
 
-    fn holds_of(&self, order: &DropOrder) -> bool {
-        self.namespaces_holding().contains(&order.namespace)
-    }
-
-    /// An order lets nothing go a second time.
-    pub(super) fn note_followed(&mut self, order: &DropOrder) {
-        let table = self.namespaces.get_mut(&order.namespace);
-        let Some((table, proof)) = table.zip(order.proof.clone()) else {
-            return;
+    /// Answers an order that is not proven. Of what is not here nothing stays.
+    fn ignore_order(&mut self, from: &NodeName, order: &DropOrder, why: &str) {
+        let job = &order.namespace;
+        let answer = if self.namespaces_holding().contains(job) {
+            DropAnswer::Refused(format!(
+                "expected an order with a proof by the token of {job}, said here or at a node that has its shards: {why}; have it dropped at this node too"
+            ))
+        } else {
+            DropAnswer::Freed {
+                bytes: 0,
+                checkpoints: 0,
+            }
         };
-        table.orders_followed.push_back(proof);
-        if table.orders_followed.len() > limits::ORDERS_REMEMBERED {
-            table.orders_followed.pop_front();
-        }
-    }
-}
-
-fn unproven(order: &DropOrder, why: &str) -> String {
-    let job = &order.namespace;
-    format!(
-        "expected an order with a proof by the token of {job}, which somebody has said here or at a node that has its shards: {why}; run the command with the job's token, or on this node too"
-    )
-}
-
-fn nothing_freed() -> DropAnswer {
-    DropAnswer::Freed {
-        bytes: 0,
-        checkpoints: 0,
+        self.answer_order(from, order, answer);
     }
 }
