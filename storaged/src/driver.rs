@@ -11,6 +11,7 @@ mod members;
 mod notes;
 mod operate;
 mod readiness;
+mod restores;
 mod said;
 mod scrub;
 mod shared_reads;
@@ -54,6 +55,7 @@ use leaving::Leaving;
 pub use members::{Members, PlaceTaken};
 use members::{MembersNews, next_change};
 use readiness::LinkFacts;
+use restores::RestoreTimes;
 use scrub::RotCount;
 pub(crate) use scrub::timed;
 use start::{own_certificate, setup, start_net};
@@ -162,6 +164,7 @@ pub struct Daemon {
     links: LinkFacts,
     certificate: Option<OwnCertificate>,
     repeats: Repeats,
+    restores: RestoreTimes,
     rot: RotCount,
     net_runtime: tokio::runtime::Handle,
     pool: Pool,
@@ -244,6 +247,7 @@ impl Daemon {
             },
             certificate: own_certificate(&config)?,
             repeats: Repeats::default(),
+            restores: RestoreTimes::default(),
             rot: RotCount::default(),
             net_runtime: env.net_runtime,
             pool: env.pool,
@@ -344,12 +348,14 @@ impl Daemon {
                 answer,
             } => {
                 self.answers.insert(id, answer);
+                self.restores.asks(id, &request, &self.ops.metrics);
                 Input::Request { id, request }
             }
             StageEvent::RequestComes { conn, bytes } => Input::RequestComes { conn, bytes },
             StageEvent::Connected { conn, viewer } => Input::Connected { conn, viewer },
             StageEvent::Gone { conn } => {
                 self.forget_answers(conn);
+                self.restores.forget(conn);
                 Input::Disconnected { conn }
             }
         }
@@ -518,6 +524,7 @@ impl Daemon {
                 tracing::info!(code = ?refusal.code, refusal.message, "refused a request");
             }
         }
+        self.restores.answers(id, &reply, &self.ops.metrics);
         if let Some(answer) = self.answers.remove(&id) {
             let slot = descriptor.and_then(|slot| self.memory.slot(slot));
             // The client may have gone meanwhile; its thread says so itself.

@@ -15,6 +15,7 @@ use storaged_core::{
     NodeRate, SessionPurpose, SessionTally, SetAside, SetAsideCause, Standings, Viewer,
 };
 use storaged_plan::Member;
+use storaged_wire::local::Rung;
 use storaged_wire::{CheckpointState, NodeName};
 
 use crate::membership::Roster;
@@ -39,6 +40,23 @@ struct NamespaceLabel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabel {
     kind: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SourceLabel {
+    source: String,
+}
+
+fn source_label(rung: Rung) -> SourceLabel {
+    let source = match rung {
+        Rung::OwnRam => "own-ram",
+        Rung::PeerRam => "peer-ram",
+        Rung::Decoded => "decoded",
+        Rung::Durable => "durable",
+    };
+    SourceLabel {
+        source: source.into(),
+    }
 }
 
 fn purpose_label(purpose: SessionPurpose) -> KindLabel {
@@ -101,6 +119,16 @@ metrics! {
         "Bytes of blocks that came from other nodes in sessions";
     encode_lane_seconds: Histogram = lane_seconds(), "encode_lane_seconds",
         "Time from the first try to the protection of a lane led here";
+    restore_detection: Histogram = detection_seconds(), "restore_detection_seconds",
+        "Time from a peer's last sign of life until this node took it for gone, where silence alone told";
+    restore_plan: Histogram = restore_seconds(), "restore_plan_seconds",
+        "Time from the question for a plan to its answer";
+    restore_open: Family<SourceLabel, Histogram> =
+        Family::new_with_constructor(restore_seconds), "restore_open_seconds",
+        "Time from the question for a shard until it is there, by where its bytes came from";
+    restore_read: Family<SourceLabel, Histogram> =
+        Family::new_with_constructor(restore_seconds), "restore_read_seconds",
+        "Time for which a reader had a shard open: until its trainer had copied what it needs";
     encode_failures: Counter, "encode_session_failures",
         "Sessions led here that failed and were tried again";
     encode_stripes_in_flight: Gauge, "encode_stripes_in_flight",
@@ -416,6 +444,28 @@ impl Metrics {
         self.encode_lane_seconds.observe(elapsed_ms as f64 / 1000.0);
     }
 
+    /// A peer was silent for so long.
+    pub fn observe_detection(&self, silent: Duration) {
+        self.restore_detection.observe(silent.as_secs_f64());
+    }
+
+    /// A plan was made.
+    pub fn observe_restore_plan(&self, took: Duration) {
+        self.restore_plan.observe(took.as_secs_f64());
+    }
+
+    /// A shard is there.
+    pub fn observe_restore_open(&self, rung: Rung, took: Duration) {
+        let opened = self.restore_open.get_or_create(&source_label(rung));
+        opened.observe(took.as_secs_f64());
+    }
+
+    /// A shard was read and closed.
+    pub fn observe_restore_read(&self, rung: Rung, took: Duration) {
+        let read = self.restore_read.get_or_create(&source_label(rung));
+        read.observe(took.as_secs_f64());
+    }
+
     /// A lost block is back.
     pub fn observe_healed(&self) {
         self.place_healed.inc();
@@ -555,6 +605,16 @@ impl Metrics {
             Err(_) => unreachable!("writing to a string cannot fail"),
         }
     }
+}
+
+/// From a quarter of a beat of the links to a minute.
+fn detection_seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.125, 2.0, 10))
+}
+
+/// From a millisecond to an hour.
+fn restore_seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 4.0, 12))
 }
 
 fn lane_seconds() -> Histogram {

@@ -29,7 +29,8 @@ fn name(node: usize) -> NodeName {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Seen {
     Up(Generation),
-    Down,
+    /// For how long it had been silent, where that is why.
+    Down(Option<Duration>),
     Message(Vec<u8>),
 }
 
@@ -104,7 +105,7 @@ impl Site {
                 NetEvent::Up {
                     peer, generation, ..
                 } => (peer, Seen::Up(generation)),
-                NetEvent::Down { peer, .. } => (peer, Seen::Down),
+                NetEvent::Down { peer, silent, .. } => (peer, Seen::Down(silent)),
                 NetEvent::Message { from, body } => (from, Seen::Message(body)),
                 _ => continue,
             };
@@ -268,9 +269,14 @@ fn a_group_notices_a_death_in_two_and_a_half_seconds_and_all_others_within_six()
             };
             let seen = links.seen(node, dies, at);
             ensure!(
-                matches!(&seen[..], [(after, Seen::Down)] if expected.contains(after)),
+                matches!(&seen[..], [(after, Seen::Down(_))] if expected.contains(after)),
                 "n{node} saw of n{dies}: {seen:?}"
             );
+            // Silence counts from the last word, which outside a group may be seconds before the death.
+            let known = matches!(&seen[..], [(after, Seen::Down(Some(silent)))]
+                if *silent >= Duration::from_millis(1_900)
+                    && (node >= 3 || silent.abs_diff(*after) <= Duration::from_millis(600)));
+            ensure!(known, "n{node} noticed the silence of n{dies}: {seen:?}");
         }
     }
     Ok(())
@@ -290,7 +296,7 @@ fn outside_its_group_a_dead_node_is_noticed_as_soon_when_it_is_sent_something() 
         links.run_for(Duration::from_secs(4))?;
         let seen = links.seen(speaks, dies, at);
         ensure!(
-            matches!(&seen[..], [(after, Seen::Down)] if *after < Duration::from_millis(2_600)),
+            matches!(&seen[..], [(after, Seen::Down(_))] if *after < Duration::from_millis(2_600)),
             "{seen:?}"
         );
     }
@@ -313,7 +319,7 @@ fn a_node_that_is_back_at_once_is_linked_to_at_once() -> Result<()> {
             let seen = links.seen(node, restarts, at);
             let is_anew = |seen: &Seen| *seen == Seen::Up(Generation::new(6));
             ensure!(
-                matches!(&seen[..], [(_, Seen::Down), (after, up)]
+                matches!(&seen[..], [(_, Seen::Down(_)), (after, up)]
                     if is_anew(up) && *after < Duration::from_millis(250)),
                 "n{node} saw of n{restarts}: {seen:?}"
             );
@@ -341,7 +347,7 @@ fn a_cut_of_a_second_and_a_half_breaks_no_link_and_a_longer_one_heals_in_three()
     for (node, peer) in [(0, 1), (1, 0)] {
         let seen = links.seen(node, peer, at);
         ensure!(
-            matches!(&seen[..], [(_, Seen::Down), (after, Seen::Up(_))]
+            matches!(&seen[..], [(_, Seen::Down(_)), (after, Seen::Up(_))]
                 if *after + at < healed + Duration::from_secs(3)),
             "n{node} saw of n{peer}: {seen:?}"
         );

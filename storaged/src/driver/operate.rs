@@ -27,7 +27,14 @@ impl Daemon {
                 let node = peer;
                 Some(Input::PeerUp { node, generation })
             }
-            NetEvent::Down { peer, reason } => {
+            NetEvent::Down {
+                peer,
+                reason,
+                silent,
+            } => {
+                if let Some(silent) = silent {
+                    self.ops.metrics.observe_detection(silent);
+                }
                 tracing::info!(%peer, reason, "peer down");
                 self.links.up.remove(&peer);
                 self.tell_sight();

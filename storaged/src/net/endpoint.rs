@@ -103,7 +103,12 @@ pub enum NetEvent {
     /// A peer that is linked to says what it should have in common with this node: that has changed there.
     AgreementSaid { peer: NodeName },
     /// The link to a peer is down.
-    Down { peer: NodeName, reason: String },
+    Down {
+        peer: NodeName,
+        reason: String,
+        /// For how long nothing had come, where that is the reason.
+        silent: Option<Duration>,
+    },
     /// A control message.
     Message { from: NodeName, body: Vec<u8> },
     /// A data stream.

@@ -245,15 +245,19 @@ impl Link {
         silent
     }
 
-    fn unwatch(&self) {
+    /// Uses no connection any more. For how long the peer had been silent, if that ended it.
+    fn unwatch(&self) -> Option<Duration> {
         self.connection.send_replace(None);
         let mut state = self.state();
-        (state.watched, state.theirs, state.version) = (None, None, None);
+        let watched = state.watched.take();
+        (state.theirs, state.version) = (None, None);
         let trunks = state.trunks.take();
         drop(state);
         for ended in trunks.iter().flat_map(|up| up.taken.values()) {
             ended.cancel();
         }
+        let silent = watched.filter(|watched| watched.silent.is_cancelled());
+        silent.map(|watched| watched.pulse.silence())
     }
 
     /// The link comes up with that incarnation, and these trunks are dialled beside it.
@@ -482,10 +486,15 @@ impl Keeper {
                 Ends::Down { reason, next } => break (reason, next),
             }
         };
-        self.link.unwatch();
+        let silent = self.link.unwatch();
         current.offer.connection.close(VarInt::from_u32(0), b"");
         let peer = self.peer.clone();
-        self.tell(NetEvent::Down { peer, reason }).await?;
+        let down = NetEvent::Down {
+            peer,
+            reason,
+            silent,
+        };
+        self.tell(down).await?;
         next
     }
 

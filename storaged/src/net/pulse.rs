@@ -82,6 +82,11 @@ impl Pulse {
         }
         Beat::Rest
     }
+
+    /// For how long nothing has come, to a beat.
+    pub fn silence(&self) -> Duration {
+        BEAT * self.silent
+    }
 }
 
 /// Whether something was sent to a peer since the last beat.
@@ -128,7 +133,10 @@ mod tests {
             match beat {
                 Beat::Rest => {}
                 Beat::Ask => asked.push(at),
-                Beat::Lost => return (asked, Some(at)),
+                Beat::Lost => {
+                    assert_eq!(pulse.silence(), BEAT * (at - dead_from));
+                    return (asked, Some(at));
+                }
             }
         }
         (asked, None)
