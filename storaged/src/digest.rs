@@ -2,10 +2,11 @@
 //! a large one does not keep sessions from the threads, and several threads share it.
 
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::{Stream, StreamExt};
 use storaged_codec::{ChunkSize, root_digest};
 use storaged_core::{CheckPart, ParityId, ScrubPiece, ScrubTally, SlotShard, Unread};
 use storaged_wire::{Enclosure, SharedBytes, SlotId};
@@ -17,8 +18,9 @@ use crate::pool::Pool;
 
 /// Bytes of a window: a few milliseconds of one thread.
 const WINDOW_BYTES: usize = 8 << 20;
-/// Windows of one shard that are in the threads' queue at once.
-const WINDOWS_AT_ONCE: usize = 4;
+/// Windows of one shard that are in the threads' queue beyond one for each thread: whoever ends one finds the next there, also while the
+/// oldest, whose result comes first, takes longer. A window that waits is a range; one that is computed has a chunk's block.
+const WINDOWS_WAITING: usize = 2;
 
 /// Why a shard has no digest.
 #[derive(Debug, Error)]
@@ -49,6 +51,15 @@ async fn compute<T: Send + 'static>(
     result.await.map_err(|_| DigestError::Stopped)
 }
 
+/// Computes all of them on all threads, and gives the results in order.
+fn in_order<'a, T: Send + 'static, W: FnOnce() -> T + Send + 'static>(
+    pool: &'a Pool,
+    works: impl Iterator<Item = W> + 'a,
+) -> impl Stream<Item = Result<T, DigestError>> + 'a {
+    let computed = works.map(move |work| compute(pool, work));
+    futures::stream::iter(computed).buffered(pool.threads() + WINDOWS_WAITING)
+}
+
 /// Digests the first `length` bytes of a slot, chunk by chunk.
 ///
 /// # Errors
@@ -61,12 +72,11 @@ pub async fn digest(
     chunk: ChunkSize,
 ) -> Result<Digested, DigestError> {
     let windows = windows(chunk.count(length), chunk).into_iter();
-    let mut parts = futures::stream::iter(windows.map(|window| {
+    let works = windows.map(|window| {
         let memory = memory.clone();
-        let work = move || timed(|| memory.digest(slot, length, chunk, window));
-        compute(pool, work)
-    }))
-    .buffered(WINDOWS_AT_ONCE);
+        move || timed(|| memory.digest(slot, length, chunk, window))
+    });
+    let mut parts = in_order(pool, works);
     let (mut leaves, mut prints) = (Vec::new(), Vec::new());
     let mut busy = Duration::ZERO;
     while let Some(part) = parts.next().await {
@@ -106,9 +116,9 @@ async fn check_shard(pool: &Pool, memory: &Arc<Memory>, shard: SlotShard) -> (u6
     let all = windows(shard.chunk.count(shard.length), shard.chunk).into_iter();
     let works = all.map(|window| {
         let (memory, shard) = (memory.clone(), shard.clone());
-        compute(pool, move || memory.check_shard(&shard, window))
+        move || memory.check_shard(&shard, window)
     });
-    first_fault(works).await
+    first_fault(in_order(pool, works)).await
 }
 
 async fn check_enclosure(
@@ -130,9 +140,9 @@ async fn check_parity(pool: &Pool, memory: &Arc<Memory>, set: ParityId) -> (u64,
     };
     let works = windows(blocks, chunk).into_iter().map(|window| {
         let memory = memory.clone();
-        compute(pool, move || memory.check_parity(set, window))
+        move || memory.check_parity(set, window)
     });
-    first_fault(works).await
+    first_fault(in_order(pool, works)).await
 }
 
 /// Reads a piece again, one window after the other: at most one thread is at it. With the time that threads were.
@@ -190,11 +200,10 @@ fn scrub_window(
 }
 
 /// Bytes up to the first fault, in order.
-async fn first_fault<F>(works: impl Iterator<Item = F>) -> (u64, Option<String>)
-where
-    F: Future<Output = Result<(u64, Option<String>), DigestError>>,
-{
-    let mut checked = futures::stream::iter(works).buffered(WINDOWS_AT_ONCE);
+async fn first_fault(
+    checked: impl Stream<Item = Result<(u64, Option<String>), DigestError>>,
+) -> (u64, Option<String>) {
+    let mut checked = pin!(checked);
     let mut read = 0;
     while let Some(outcome) = checked.next().await {
         let (bytes, fault) = outcome.unwrap_or_else(|error| (0, Some(error.to_string())));
@@ -208,6 +217,8 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Condvar, Mutex};
+
     use storaged_core::Source;
     use storaged_wire::peer::SessionFault;
 
@@ -280,6 +291,33 @@ mod tests {
             digest(&Pool::closed(), &memory, slot, length, chunk).await,
             Err(DigestError::Stopped)
         ));
+    }
+
+    /// One shard keeps every thread busy, however many there are: each stays in its window until all are in one.
+    #[tokio::test]
+    async fn all_threads_are_at_one_shard_at_the_same_time() {
+        const THREADS: usize = 8;
+        let pool = Pool::start(THREADS).unwrap();
+        let all = Arc::new((Mutex::new(0), Condvar::new()));
+        let works = (0..2 * THREADS).map(|window| {
+            let all = all.clone();
+            move || {
+                let (count, changed) = &*all;
+                let mut count = count.lock().unwrap();
+                *count += 1;
+                changed.notify_all();
+                let few = |count: &mut usize| *count < THREADS;
+                let waited = changed.wait_timeout_while(count, Duration::from_secs(10), few);
+                (window, *waited.unwrap().0)
+            }
+        });
+        let seen: Vec<(usize, usize)> = in_order(&pool, works).map(Result::unwrap).collect().await;
+        let windows = seen.iter().map(|(window, _)| *window);
+        assert!(windows.eq(0..2 * THREADS), "{seen:?}");
+        assert!(
+            seen.iter().all(|(_, together)| *together >= THREADS),
+            "{seen:?}"
+        );
     }
 
     /// A node compares its own bytes with their fingerprints where it has taken them, with their digests where it has not, and not at all

@@ -24,6 +24,7 @@ struct Threads {
     jobs: Sender<Job>,
     /// One permit per place in the queue, so that a session waits for a place without blocking its thread.
     places: Arc<Semaphore>,
+    count: usize,
 }
 
 /// The pool's threads are gone: the process is ending.
@@ -83,8 +84,17 @@ impl Pool {
         }
         let places = Arc::new(Semaphore::new(places));
         Ok(Self {
-            threads: Some(Threads { jobs, places }),
+            threads: Some(Threads {
+                jobs,
+                places,
+                count: threads,
+            }),
         })
+    }
+
+    /// How many computations go on at the same time, at most.
+    pub fn threads(&self) -> usize {
+        self.threads.as_ref().map_or(1, |threads| threads.count)
     }
 
     /// A pool that computes where it is called, for simulated time.
@@ -98,7 +108,11 @@ impl Pool {
         let (jobs, _) = bounded(1);
         let places = Arc::new(Semaphore::new(1));
         Self {
-            threads: Some(Threads { jobs, places }),
+            threads: Some(Threads {
+                jobs,
+                places,
+                count: 1,
+            }),
         }
     }
 
