@@ -19,6 +19,7 @@ mod scrub;
 mod span;
 mod swap;
 mod tenants;
+mod threads;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -48,7 +49,9 @@ pub use scrub::{HookCommand, ScrubConfig, ScrubSection};
 pub use span::Span;
 pub use swap::{SwapName, SwapState};
 pub use tenants::{TenantSection, TenantShares};
+use threads::{ThreadKeys, codec_threads};
 
+use crate::cores::WorkerThreads;
 use crate::net::{NodeNaming, Peer, TlsFiles};
 use crate::stage::TenantSocket;
 use crate::trickle::store::StoreConfig;
@@ -183,30 +186,11 @@ pub struct EncodeSection {
     pub link_rate: Option<ByteSize>,
     /// The same of nodes that have another one, by name: a slow one gathers nothing, and stands first in a chain.
     pub node_rates: BTreeMap<String, ByteSize>,
-    /// Threads of the codec; by default half as many as there are cores, at most 4, or an eighth if that is more.
+    /// Threads of the codec; by default a quarter as many as there are cores, or half if that is at most 4.
     pub threads: Option<usize>,
     /// Cores for the codec: one thread on each, which stays there.
     pub cores: Option<Vec<usize>>,
 }
-
-/// Which threads the codec has.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CodecThreads {
-    /// So many, wherever the system puts them.
-    Anywhere(usize),
-    /// One on each of these cores.
-    Cores(Vec<usize>),
-}
-
-/// Of a machine with many cores the network and the codec have a thread for so many each, by default; the others are the job's.
-const CORES_PER_THREAD: usize = 8;
-
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
-}
-
-/// Threads of the codec, at most: each has blocks in its cache and two jobs in the queue.
-const CODEC_THREADS_MAX: usize = 256;
 
 /// What plans are chosen by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
@@ -305,7 +289,7 @@ pub struct Config {
     /// What is known of the links.
     pub link_rates: LinkRates,
     /// Threads of the codec.
-    pub codec_threads: CodecThreads,
+    pub codec_threads: WorkerThreads,
     /// Bytes of RAM.
     pub budget: u64,
     /// The budget as it is written; the bytes of a default change with what is free.
@@ -581,34 +565,12 @@ impl ConfigFile {
 }
 
 impl EncodeSection {
-    fn codec_threads(&self) -> Result<CodecThreads, ConfigError> {
-        let some = 1..=CODEC_THREADS_MAX;
-        let of_machine = || {
-            let cores = cores();
-            cores.div_ceil(2).min(4).max(cores / CORES_PER_THREAD)
+    fn codec_threads(&self) -> Result<WorkerThreads, ConfigError> {
+        let keys = ThreadKeys {
+            threads: "encode.threads",
+            cores: "encode.cores",
         };
-        match (self.threads, &self.cores) {
-            (Some(_), Some(_)) => Err(value(
-                "encode.threads",
-                "expected this or encode.cores, which has a thread for each core, got both",
-            )),
-            (threads, None) => {
-                let threads = threads.unwrap_or_else(of_machine);
-                let wrong = || format!("expected 1 to {CODEC_THREADS_MAX}, got {threads}");
-                let fits = some.contains(&threads).then_some(());
-                fits.ok_or_else(|| value("encode.threads", wrong()))?;
-                Ok(CodecThreads::Anywhere(threads))
-            }
-            (None, Some(cores)) => {
-                let once = cores.iter().collect::<BTreeSet<_>>().len() == cores.len();
-                let wrong =
-                    || format!("expected 1 to {CODEC_THREADS_MAX} different cores, got {cores:?}");
-                let fits = (once && some.contains(&cores.len())).then_some(());
-                fits.ok_or_else(|| value("encode.cores", wrong()))?;
-                crate::pool::check_cores(cores).map_err(|error| value("encode.cores", error))?;
-                Ok(CodecThreads::Cores(cores.clone()))
-            }
-        }
+        keys.validate(self.threads, self.cores.as_deref(), codec_threads)
     }
 
     fn rates(&self, members: &[Member]) -> Result<LinkRates, ConfigError> {

@@ -11,6 +11,7 @@
 pub mod cli;
 pub mod cluster;
 pub mod config;
+pub mod cores;
 mod digest;
 pub mod driver;
 pub mod encode;

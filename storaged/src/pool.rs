@@ -6,10 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crossbeam::channel::{Sender, bounded};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::config::CodecThreads;
+use crate::cores::{WorkerThreads, pin};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -45,14 +44,8 @@ impl Pool {
     ///
     /// # Errors
     /// As the system says, also if there is no such core or this process may not use it.
-    pub fn start_named(name: &str, threads: &CodecThreads) -> std::io::Result<Self> {
-        match threads {
-            CodecThreads::Anywhere(threads) => Self::start_each(name, &vec![None; *threads]),
-            CodecThreads::Cores(cores) => {
-                let cores: Vec<Option<usize>> = cores.iter().copied().map(Some).collect();
-                Self::start_each(name, &cores)
-            }
-        }
+    pub fn start_named(name: &str, threads: &WorkerThreads) -> std::io::Result<Self> {
+        Self::start_each(name, &threads.cores())
     }
 
     /// One thread for each, on that core if one is named.
@@ -161,73 +154,10 @@ impl Pool {
     }
 }
 
-/// A core that this process cannot have.
-#[derive(Debug, thiserror::Error)]
-pub enum CoreError {
-    /// There is no such core, or it may not be used here.
-    #[error(
-        "expected cores that this process may use ({usable}), got {got}: name others, or allow it (CPUAffinity=, cpuset)"
-    )]
-    Unusable { usable: String, got: usize },
-    /// The system does not say which it may use.
-    #[error("expected to be told which cores this process may use")]
-    Unknown(#[from] rustix::io::Errno),
-}
-
-/// Whether this process may use these cores.
-///
-/// # Errors
-/// [`CoreError`] for the first that it may not.
-pub fn check_cores(cores: &[usize]) -> Result<(), CoreError> {
-    let usable = sched_getaffinity(None)?;
-    let may = |core: usize| core < CpuSet::MAX_CPU && usable.is_set(core);
-    match cores.iter().copied().find(|core| !may(*core)) {
-        None => Ok(()),
-        Some(got) => Err(CoreError::Unusable {
-            usable: runs_of((0..CpuSet::MAX_CPU).filter(|core| may(*core))),
-            got,
-        }),
-    }
-}
-
-/// Numbers as people write them: `0-3,8`.
-fn runs_of(numbers: impl Iterator<Item = usize>) -> String {
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    for number in numbers {
-        match runs.last_mut() {
-            Some((_, last)) if *last + 1 == number => *last = number,
-            _ => runs.push((number, number)),
-        }
-    }
-    let text = runs.iter().map(|(first, last)| {
-        if first == last {
-            first.to_string()
-        } else {
-            format!("{first}-{last}")
-        }
-    });
-    text.collect::<Vec<_>>().join(",")
-}
-
-/// Keeps the calling thread on a core.
-fn pin(core: usize) -> std::io::Result<()> {
-    let unknown = || {
-        let (most, got) = (CpuSet::MAX_CPU - 1, core);
-        std::io::Error::other(format!(
-            "expected a core's number, at most {most}, got {got}"
-        ))
-    };
-    let mut only = CpuSet::new();
-    (core < CpuSet::MAX_CPU).then_some(()).ok_or_else(unknown)?;
-    only.set(core);
-    sched_setaffinity(None, &only).map_err(|error| {
-        let source = std::io::Error::from(error);
-        std::io::Error::new(source.kind(), format!("staying on core {core}: {source}"))
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use rustix::thread::CpuSet;
+
     use super::*;
 
     #[tokio::test]
@@ -256,7 +186,7 @@ mod tests {
         let core = (0..CpuSet::MAX_CPU)
             .find(|core| allowed.is_set(*core))
             .unwrap();
-        let pool = Pool::start_named("codec", &CodecThreads::Cores(vec![core])).unwrap();
+        let pool = Pool::start_named("codec", &WorkerThreads::Cores(vec![core])).unwrap();
         let where_it_may_run = || rustix::thread::sched_getaffinity(None).unwrap();
         let its = pool.submit(where_it_may_run).await.unwrap().await.unwrap();
         assert!(its.is_set(core) && its.count() == 1);
@@ -265,7 +195,7 @@ mod tests {
     #[test]
     fn a_core_that_is_not_there_is_refused() {
         for core in [CpuSet::MAX_CPU - 1, CpuSet::MAX_CPU] {
-            let error = Pool::start_named("codec", &CodecThreads::Cores(vec![0, core]))
+            let error = Pool::start_named("codec", &WorkerThreads::Cores(vec![0, core]))
                 .unwrap_err()
                 .to_string();
             assert!(error.contains(&core.to_string()), "{error}");

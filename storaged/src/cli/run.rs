@@ -20,7 +20,7 @@ use crate::heap;
 use crate::keep::keeper::{self, EXIT_AGAIN, Program};
 use crate::keep::{Holding, KEEP_VARIABLE};
 use crate::log::{self, LogFormat};
-use crate::net::{TlsIdentity, UdpFactory};
+use crate::net::{TlsIdentity, UdpFactory, runtime_of};
 
 /// Who stops a process and its group says so twice.
 const ONE_SIGNAL: Duration = Duration::from_millis(500);
@@ -157,12 +157,8 @@ fn run_daemon(args: RunArgs, process: DaemonProcess) -> Result<(), CliError> {
         tracing::warn!(key = "memory.swap", "{warning}");
     }
     warn_of_listing(&config);
-    let net = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(config.network.threads)
-        .thread_name("net")
-        .enable_all()
-        .build()
-        .map_err(io("starting the network's runtime"))?;
+    let net = runtime_of("net", &config.network.threads);
+    let net = net.map_err(io("starting the network's threads"))?;
     let pool = Pool::start_named("codec", &config.codec_threads);
     let pool = pool.map_err(io("starting the codec's threads"))?;
     let outcome = runtime.block_on(async {
@@ -338,11 +334,13 @@ pub fn config(args: &ConfigArgs) -> Result<(), CliError> {
     let domains = listed.and_then(|members| config.domains_told(members));
     let domains = domains.map_or_else(String::new, |told| format!("\n{told}"));
     print(&format!(
-        "{}\nprotection {protection}{domains}\nencryption of the durable tier {encryption}\nRAM for checkpoints {}\nswap {}\nslots per rank {}\nsockets {}\n{certificate}\n{}",
+        "{}\nprotection {protection}{domains}\nencryption of the durable tier {encryption}\nRAM for checkpoints {}\nswap {}\nslots per rank {}\ncodec {}\nnetwork {}\nsockets {}\n{certificate}\n{}",
         config.listing(),
         bytesize::ByteSize::b(config.budget),
         config.swap_state,
         config.slots_per_rank,
+        config.codec_threads,
+        config.network.threads,
         config
             .sockets
             .iter()

@@ -5,13 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::Deserialize;
 
-use super::{CORES_PER_THREAD, ConfigError, NodeSection, cores, value};
+use super::threads::{ThreadKeys, network_threads};
+use super::{ConfigError, NodeSection, value};
+use crate::cores::WorkerThreads;
 use crate::net::SOCKETS_MAX;
-
-/// Threads of the network, at most.
-const THREADS_MAX: usize = 256;
-/// Threads by default, at least: one encrypts and sends while another receives.
-const THREADS_MIN: usize = 2;
 
 /// `[network]`
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -21,8 +18,10 @@ pub struct NetworkSection {
     pub sockets: Option<usize>,
     /// Addresses of further interfaces, for data alone.
     pub rails: Vec<IpAddr>,
-    /// Threads that the sockets are served by; by default an eighth of the cores, at least 2.
+    /// Threads that the sockets are served by; by default a quarter as many as there are cores, from 2 to 32.
     pub threads: Option<usize>,
+    /// Cores for the network: one thread on each, which stays there.
+    pub cores: Option<Vec<usize>>,
 }
 
 /// How a node talks to its peers.
@@ -31,18 +30,13 @@ pub struct NetworkConfig {
     /// Where it takes trunks, beside `node.listen`.
     pub trunks: Vec<SocketAddr>,
     /// Threads.
-    pub threads: usize,
+    pub threads: WorkerThreads,
 }
 
 impl fmt::Display for NetworkConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let trunks: Vec<String> = self.trunks.iter().map(ToString::to_string).collect();
-        write!(
-            f,
-            "{} threads, trunks at [{}]",
-            self.threads,
-            trunks.join(" ")
-        )
+        write!(f, "{}, trunks at [{}]", self.threads, trunks.join(" "))
     }
 }
 
@@ -97,15 +91,12 @@ impl NetworkSection {
         Ok(ports.into_iter().flat_map(of_port).skip(1).collect())
     }
 
-    fn threads(&self) -> Result<usize, ConfigError> {
-        match self.threads {
-            None => Ok((cores() / CORES_PER_THREAD).max(THREADS_MIN)),
-            Some(threads) if (1..=THREADS_MAX).contains(&threads) => Ok(threads),
-            Some(threads) => Err(value(
-                "network.threads",
-                format!("expected 1 to {THREADS_MAX}, got {threads}"),
-            )),
-        }
+    fn threads(&self) -> Result<WorkerThreads, ConfigError> {
+        let keys = ThreadKeys {
+            threads: "network.threads",
+            cores: "network.cores",
+        };
+        keys.validate(self.threads, self.cores.as_deref(), network_threads)
     }
 }
 
@@ -133,7 +124,7 @@ mod tests {
         let section = NetworkSection {
             sockets: Some(sockets),
             rails: rails.iter().map(rail).collect(),
-            threads: None,
+            ..NetworkSection::default()
         };
         let node = NodeSection {
             listen: listen.parse().expect("an address"),

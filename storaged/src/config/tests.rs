@@ -140,6 +140,10 @@ fn values_that_cannot_hold_are_refused_with_their_key() {
         ("[encode]\ncores = []", "encode.cores"),
         ("[encode]\ncores = [9999]", "encode.cores"),
         ("[encode]\ncores = [1023]", "encode.cores"),
+        ("[network]\nthreads = 257", "network.threads"),
+        ("[network]\nthreads = 1\ncores = [0]", "network.threads"),
+        ("[network]\ncores = [1, 1]", "network.cores"),
+        ("[network]\ncores = [1023]", "network.cores"),
         ("[hyperpod]", "hyperpod.token_file"),
         ("[hyperpod]\ntoken_file = '/none'", "hyperpod.token_file"),
         (

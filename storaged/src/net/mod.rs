@@ -1,7 +1,7 @@
 //! Transport between daemons: QUIC with mutual TLS. Owns the endpoints, one link per peer (which is also how a peer's
 //! death is seen), its trunks and the streams. Knows nothing of what the messages mean.
 //!
-//! Order of reading: `tls`, `node_naming`, `authority`, `revoked` and `cert` (who is who), `address`, `agreement` (what nodes must have in common), `socket` (the
+//! Order of reading: `tls`, `node_naming`, `authority`, `revoked` and `cert` (who is who), `address`, `agreement` (what nodes must have in common), `runtime` (its threads), `socket` (the
 //! UDP seam), `endpoint` (start, accept), `hello` (first records), `link` (one connection per peer, kept and reported), `trunks` and `trunk` (more for data), `dial`, `transport` (what connections are set to),
 //! `pulse` (whether the peer is there), `probe` (whether anybody is there at all), `streams` (what it sends), `requests` (what it asks), `failure` (whose fault the end of a connection is).
 
@@ -20,6 +20,7 @@ mod probe;
 mod pulse;
 mod requests;
 mod revoked;
+mod runtime;
 mod socket;
 mod streams;
 #[cfg(test)]
@@ -35,6 +36,7 @@ pub use endpoint::{LINK_VERSIONS, Net, NetConfig, NetEvent, Peer};
 pub use node_naming::{NodeNaming, SpiffeTemplate, SpiffeTemplateError};
 pub use probe::probe;
 pub use requests::PeerAnswer;
+pub use runtime::runtime_of;
 pub use socket::{SocketFactory, UdpFactory};
 pub use tls::{TlsError, TlsFiles, TlsIdentity, Validity};
 pub use trunks::{DataStream, SOCKETS_MAX};

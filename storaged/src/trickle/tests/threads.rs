@@ -1,14 +1,14 @@
 //! On which threads copies compute: without these threads nothing of a copy is computed anywhere.
 
 use super::*;
-use crate::config::CodecThreads;
+use crate::cores::WorkerThreads;
 use crate::pool::Pool;
 use crate::trickle::TrickleThreads;
 
 fn threads() -> TrickleThreads {
     TrickleThreads {
         short: Pool::start(1).unwrap(),
-        long: Pool::start_named("tier", &CodecThreads::Anywhere(1)).unwrap(),
+        long: Pool::start_named("tier", &WorkerThreads::Anywhere(1)).unwrap(),
     }
 }
 
