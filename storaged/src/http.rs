@@ -1,6 +1,7 @@
 //! The operator's HTTP: metrics, health and status. Names and numbers only, no bytes of checkpoints.
 
 pub(crate) mod doors;
+pub(crate) mod places;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,14 +16,20 @@ use storaged_plan::Cordon;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
-use doors::{Cut, LimitedListener, ListenerLimits};
+use doors::{Cut, HeadLimits, ListenerLimits};
+use places::WhenFull;
 
 use crate::metrics::Metrics;
 
-/// A node has a scraper or two, a probe and now and then a person.
+/// A node has a scraper or two, a probe and now and then a person, who ask with a line and a few headers.
 const LIMITS: ListenerLimits = ListenerLimits {
     connections_max: 64,
+    when_full: WhenFull::Displace,
     cut: Cut::AfterLife(Duration::from_secs(60)),
+    head: HeadLimits {
+        within: Duration::from_secs(5),
+        bytes_max: 16 << 10,
+    },
 };
 
 /// The driver answers between two inputs; what takes longer is a driver that is stuck.
@@ -132,11 +139,7 @@ async fn start(
         .route("/readyz", get(ready))
         .route("/status", get(status))
         .with_state(pages);
-    tokio::spawn(async move {
-        if let Err(error) = axum::serve(LimitedListener::new(listener, limits), app).await {
-            tracing::error!(%error, "the operator's HTTP ended");
-        }
-    });
+    tokio::spawn(doors::serve(listener, limits, app));
     Ok(bound)
 }
 
@@ -261,7 +264,7 @@ async fn status(State(state): State<Arc<OpsState>>) -> Response {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpStream;
+    use tokio::net::{TcpSocket, TcpStream};
     use tokio::time::timeout;
 
     use super::*;
@@ -358,18 +361,99 @@ mod tests {
         assert!(get(address, "/readyz?").await.starts_with("HTTP/1.1 200"));
     }
 
+    /// So many requests from there that do not end.
+    async fn half_open(address: SocketAddr, from: [u8; 4], count: usize) -> Vec<TcpStream> {
+        let mut held = Vec::new();
+        for _ in 0..count {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.bind(SocketAddr::from((from, 0))).unwrap();
+            let mut stream = socket.connect(address).await.unwrap();
+            stream
+                .write_all(b"GET /healthz HTTP/1.1\r\nx: ")
+                .await
+                .unwrap();
+            held.push(stream);
+        }
+        held
+    }
+
+    async fn get_from(address: SocketAddr, from: [u8; 4]) -> String {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(SocketAddr::from((from, 0))).unwrap();
+        let mut stream = socket.connect(address).await.unwrap();
+        let request = b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        stream.write_all(request).await.unwrap();
+        rest(&mut stream).await
+    }
+
+    /// Whoever asks meanwhile is answered long before the first of them are cut.
     #[tokio::test]
-    async fn who_never_ends_a_request_is_cut_and_frees_the_place() {
+    async fn half_open_requests_of_one_address_keep_nobody_out() {
+        let (address, _) = server(LIMITS).await;
+        let held = half_open(address, [127, 0, 0, 1], 2 * LIMITS.connections_max).await;
+        for from in [[127, 0, 0, 2], [127, 0, 0, 1]] {
+            let answer = timeout(LIMITS.head.within / 2, get_from(address, from)).await;
+            let answer = answer.expect("an answer while others hold their requests open");
+            assert!(answer.starts_with("HTTP/1.1 200"), "{from:?}: {answer}");
+        }
+        drop(held);
+    }
+
+    #[tokio::test]
+    async fn a_head_that_does_not_end_is_cut_however_it_gets_on() {
+        let within = Duration::from_millis(300);
         let limits = ListenerLimits {
             connections_max: 1,
-            cut: Cut::AfterLife(Duration::from_millis(300)),
+            when_full: WhenFull::Wait,
+            head: HeadLimits {
+                within,
+                ..LIMITS.head
+            },
+            ..LIMITS
         };
         let (address, _) = server(limits).await;
-        let mut slow = TcpStream::connect(address).await.unwrap();
-        slow.write_all(b"GET /healthz HTTP/1.1\r\nx: ")
-            .await
-            .unwrap();
+        let mut slow = half_open(address, [127, 0, 0, 1], 1).await.remove(0);
+        let began = std::time::Instant::now();
+        let dribbled = async {
+            while slow.write_all(b"x").await.is_ok() {
+                tokio::time::sleep(within / 20).await;
+            }
+        };
+        timeout(PATIENCE, dribbled).await.expect("it is cut");
+        assert!(began.elapsed() >= within);
         assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
-        assert_eq!(rest(&mut slow).await, "");
+    }
+
+    #[tokio::test]
+    async fn a_head_that_is_too_long_is_refused() {
+        let (address, _) = server(LIMITS).await;
+        let path = |bytes: usize| format!("/healthz?{}", "x".repeat(bytes));
+        let short = get(address, &path(LIMITS.head.bytes_max / 2)).await;
+        assert!(short.starts_with("HTTP/1.1 200"), "{short}");
+        let long = get(address, &path(LIMITS.head.bytes_max)).await;
+        assert!(long.starts_with("HTTP/1.1 4"), "{long}");
+    }
+
+    #[tokio::test]
+    async fn nobody_speaks_http_2_however_slowly_it_begins() {
+        let (address, _) = server(LIMITS).await;
+        for pieces in [
+            &["PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"][..],
+            &["P", "RI *", " HTTP/2.0\r\n\r\n", "SM\r\n\r\n"],
+        ] {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            for piece in pieces {
+                stream.set_nodelay(true).unwrap();
+                if stream.write_all(piece.as_bytes()).await.is_err() {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            let answer = rest(&mut stream).await;
+            assert!(
+                answer.is_empty() || answer.starts_with("HTTP/1.1 4"),
+                "{answer:?}"
+            );
+        }
     }
 }

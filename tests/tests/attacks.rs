@@ -215,7 +215,8 @@ fn connections_that_are_closed_while_they_wait_give_their_places_back() -> Resul
     wait("a save", || saves(&system, 2))
 }
 
-/// Requests over HTTP that never end take all of its places: the probe that a daemon's life hangs on asks by another way.
+/// Requests over HTTP that never end take places from each other: who asks there is answered, and the probe that a daemon's life hangs on asks
+/// by another way.
 #[test]
 fn half_open_requests_over_http_do_not_fail_a_probe() -> Result<()> {
     let system = one_node()?;
@@ -237,6 +238,12 @@ fn half_open_requests_over_http_do_not_fail_a_probe() -> Result<()> {
                 .output()?;
             ensure!(asked.status.success(), "{asked:?}");
         }
+        let mut stream = TcpStream::connect_timeout(&ops, Duration::from_secs(5))?;
+        stream.set_read_timeout(Some(Duration::from_secs(4)))?;
+        stream.write_all(b"GET /readyz HTTP/1.1\r\nhost: n0\r\nconnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        ensure!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
     drop(held);
     Ok(())

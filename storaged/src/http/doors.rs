@@ -1,20 +1,22 @@
-//! A listener that cannot be held up: so many connections at once, each with an end.
+//! A listener that cannot be held up: so many connections at once, each with an end, and requests that begin within a time.
 //!
-//! The HTTP server itself waits for ever for a request that never ends. Here a connection is cut that lives longer than its
-//! time, whatever it does, or, where a body may be as large as the memory budget, one on which nothing moves. While all
-//! places are taken newcomers wait in the kernel's queue.
+//! A connection is cut that lives longer than its time, whatever it does, or, where a body may be as large as the memory budget, one
+//! on which nothing moves. Who has a place is in `places.rs`.
 
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep};
+
+use super::places::{HttpPlace, HttpPlaces, WhenFull};
 
 /// After a failed accept (no descriptors left, say) the next try waits so long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -22,14 +24,22 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Where connections may stay as long as they get on, this many bytes must move, fewer than any request has.
 const MOVED_BYTES: u64 = 64;
 
-/// How HTTP/2 begins without TLS; no method of HTTP/1 is called so (RFC 9113, 3.4).
-const HTTP2_BEGINS: &[u8] = b"PRI ";
-
-/// How many connections, and for how long.
+/// How many connections, for how long, and what they may begin with.
 #[derive(Debug, Clone, Copy)]
 pub struct ListenerLimits {
     pub connections_max: usize,
+    pub when_full: WhenFull,
     pub cut: Cut,
+    pub head: HeadLimits,
+}
+
+/// What comes before a request's body.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadLimits {
+    /// It has ended so long after the connection began or the answer before it ended; else the connection does.
+    pub within: Duration,
+    /// It has less than so many bytes, and so has what is read at once; at least 8 KiB.
+    pub bytes_max: usize,
 }
 
 /// When a connection is cut.
@@ -49,70 +59,56 @@ impl Cut {
     }
 }
 
-/// The listener.
-pub struct LimitedListener {
-    listener: TcpListener,
-    places: Arc<Semaphore>,
-    cut: Cut,
-}
-
-impl LimitedListener {
-    pub fn new(listener: TcpListener, limits: ListenerLimits) -> Self {
-        Self {
-            listener,
-            places: Arc::new(Semaphore::new(limits.connections_max)),
-            cut: limits.cut,
-        }
-    }
-}
-
-impl axum::serve::Listener for LimitedListener {
-    type Io = TimedStream<TcpStream>;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
-        loop {
-            let Ok(place) = self.places.clone().acquire_owned().await else {
-                unreachable!("the semaphore is never closed")
-            };
-            match self.listener.accept().await {
-                Ok((stream, from)) => {
-                    let _ = stream.set_nodelay(true);
-                    return (TimedStream::new(stream, Some(place), self.cut), from);
-                }
-                Err(error) => {
-                    tracing::debug!(%error, "accepting an HTTP connection failed");
-                    sleep(ACCEPT_PAUSE).await;
-                }
+/// Serves for as long as the process lives. HTTP/1 alone: one connection of HTTP/2 has hundreds of requests at once, which nothing here
+/// counts.
+pub async fn serve(listener: TcpListener, limits: ListenerLimits, app: Router) {
+    let places = HttpPlaces::new(limits.connections_max);
+    loop {
+        match listener.accept().await {
+            Ok((stream, from)) => {
+                let place = places.take(from.ip(), limits.when_full).await;
+                tokio::spawn(serve_one(stream, place, limits, app.clone()));
+            }
+            Err(error) => {
+                tracing::debug!(%error, "accepting an HTTP connection failed");
+                sleep(ACCEPT_PAUSE).await;
             }
         }
     }
+}
 
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+async fn serve_one(stream: TcpStream, mut place: HttpPlace, limits: ListenerLimits, app: Router) {
+    let _ = stream.set_nodelay(true);
+    let stream = TokioIo::new(TimedStream::new(stream, limits.cut));
+    let mut server = http1::Builder::new();
+    server
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head.within)
+        .max_buf_size(limits.head.bytes_max);
+    let connection = server.serve_connection(stream, TowerToHyperService::new(app));
+    tokio::select! {
+        ended = connection => if let Err(error) = ended {
+            tracing::debug!(%error, "an HTTP connection was cut or broke off");
+        },
+        () = place.lost() => {}
     }
 }
 
 /// A connection with an end.
-pub struct TimedStream<S> {
+struct TimedStream<S> {
     stream: S,
     cut: Cut,
     end: Pin<Box<Sleep>>,
     moved: u64,
-    /// Of what HTTP/2 begins with, how much has come; none once something else has.
-    preface: Option<usize>,
-    _place: Option<OwnedSemaphorePermit>,
 }
 
 impl<S> TimedStream<S> {
-    fn new(stream: S, place: Option<OwnedSemaphorePermit>, cut: Cut) -> Self {
+    fn new(stream: S, cut: Cut) -> Self {
         Self {
             stream,
             cut,
             end: Box::pin(sleep(cut.after())),
             moved: 0,
-            preface: Some(0),
-            _place: place,
         }
     }
 
@@ -126,25 +122,6 @@ impl<S> TimedStream<S> {
             let end = Instant::now() + still_max;
             self.end.as_mut().reset(end);
         }
-    }
-
-    /// One connection of HTTP/2 has hundreds of requests at once, which nothing here counts. The server would speak it, because
-    /// crates of the S3 client have it compiled in.
-    fn check_preface(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let Some(come) = self.preface else {
-            return Ok(());
-        };
-        let (wanted, got) = (&HTTP2_BEGINS[come..], bytes);
-        let count = wanted.len().min(got.len());
-        if wanted[..count] != got[..count] {
-            self.preface = None;
-        } else if count == wanted.len() {
-            let text = "expected HTTP/1.1, got the preface of HTTP/2";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
-        } else {
-            self.preface = Some(come + count);
-        }
-        Ok(())
     }
 
     fn check_time(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
@@ -165,11 +142,6 @@ impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
         let before = buffer.filled().len();
         let outcome = Pin::new(&mut self.stream).poll_read(cx, buffer);
         self.has_moved(buffer.filled().len() - before);
-        if let Err(error) = self.check_preface(&buffer.filled()[before..]) {
-            // Whoever reads is given an error or bytes, not both.
-            buffer.set_filled(before);
-            return Poll::Ready(Err(error));
-        }
         outcome
     }
 }
@@ -208,7 +180,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_connection_lives_while_bytes_move_and_no_longer() {
         let (mut client, server) = duplex(1 << 20);
-        let mut server = TimedStream::new(server, None, Cut::WhenStill(Duration::from_secs(10)));
+        let mut server = TimedStream::new(server, Cut::WhenStill(Duration::from_secs(10)));
         let mut bytes = vec![0; MOVED_BYTES as usize];
         for _ in 0..3 {
             sleep(Duration::from_secs(9)).await;
@@ -222,28 +194,5 @@ mod tests {
         }
         let error = server.read_u8().await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-    }
-
-    #[tokio::test]
-    async fn nobody_speaks_http_2_however_slowly_it_begins() {
-        for pieces in [&["PRI * HTTP/2.0"][..], &["P", "R", "I", " * "]] {
-            let (mut client, server) = duplex(1 << 10);
-            let mut server =
-                TimedStream::new(server, None, Cut::AfterLife(Duration::from_secs(10)));
-            for piece in pieces {
-                client.write_all(piece.as_bytes()).await.unwrap();
-            }
-            drop(client);
-            let error = server.read_to_end(&mut Vec::new()).await.unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-        }
-        let (mut client, server) = duplex(1 << 10);
-        let mut server = TimedStream::new(server, None, Cut::AfterLife(Duration::from_secs(10)));
-        client.write_all(b"PR").await.unwrap();
-        client.write_all(b"OPFIND / PRI ").await.unwrap();
-        drop(client);
-        let mut all = Vec::new();
-        server.read_to_end(&mut all).await.unwrap();
-        assert_eq!(all, b"PROPFIND / PRI ");
     }
 }

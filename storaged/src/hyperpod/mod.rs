@@ -39,7 +39,8 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::{Config, HyperpodSection, LatestName};
 use crate::http::OpsState;
-use crate::http::doors::{Cut, LimitedListener, ListenerLimits};
+use crate::http::doors::{self, Cut, HeadLimits, ListenerLimits};
+use crate::http::places::WhenFull;
 use crate::stage::StageEvent;
 use fault::{ApiFault, answer};
 use jobs::HyperJobs;
@@ -49,11 +50,18 @@ use names::{Checksum, Creation, HyperName, Wanted};
 use save::Incoming;
 
 /// A node has some dozens of ranks, each with a connection or two, and a body may take as long as it moves. That is cut later
-/// than any answer takes.
+/// than any answer takes, and so is one on which the next request does not come: clients keep connections. No shard on its way
+/// gives way to another.
 const DOORS: ListenerLimits = ListenerLimits {
     connections_max: 512,
-    cut: Cut::WhenStill(Duration::from_secs(90)),
+    when_full: WhenFull::Wait,
+    cut: Cut::WhenStill(STILL_MAX),
+    head: HeadLimits {
+        within: STILL_MAX,
+        bytes_max: 400 << 10,
+    },
 };
+const STILL_MAX: Duration = Duration::from_secs(90);
 const SHARD_META: &str = "shard-meta";
 /// What is of no use any more, or must give way, is looked for so often.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
@@ -121,11 +129,7 @@ pub async fn start(
     let jobs = Arc::new(HyperJobs::new(connector, settings, ops.clone()));
     tokio::spawn(tidy(jobs.clone()));
     let app = router(Api { jobs, ops, token });
-    tokio::spawn(async move {
-        if let Err(error) = axum::serve(LimitedListener::new(listener, DOORS), app).await {
-            tracing::error!(%error, "the HTTP for HyperPod's clients ended");
-        }
-    });
+    tokio::spawn(doors::serve(listener, DOORS, app));
     Ok(bound)
 }
 
