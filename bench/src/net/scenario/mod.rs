@@ -15,6 +15,7 @@ use anyhow::{Context, Result};
 
 use super::daemons::DaemonsSpec;
 use super::figures::Figures;
+use crate::codec::machine::cores_usable;
 
 /// All scenarios by name, in order.
 pub const ALL: [(&str, Scenario); 8] = [
@@ -93,7 +94,7 @@ impl Busy {
     }
 
     fn share(&self) -> Result<f64> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+        let cores = cores_usable() as f64;
         let elapsed = self.started.elapsed().as_secs_f64() * cores;
         Ok((busy_seconds()? - self.busy) / elapsed)
     }
