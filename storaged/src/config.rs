@@ -209,6 +209,8 @@ pub struct TrickleSection {
     pub every: u64,
     /// Bytes of an upload's part.
     pub part: ByteSize,
+    /// Memory for parts on their way there, and half as much for reads.
+    pub in_flight: ByteSize,
     /// Bytes per second of this node's uploads; by default no limit.
     pub rate: Option<ByteSize>,
     /// How full copies are stored there: "none" (stock PyTorch reads them) or "zstd" (smaller).
@@ -236,6 +238,7 @@ impl Default for TrickleSection {
         Self {
             every: 0,
             part: ByteSize::mib(16),
+            in_flight: ByteSize::mib(512),
             rate: None,
             packing: Packing::None,
             increments: 0,
@@ -429,6 +432,7 @@ impl ConfigFile {
     fn trickle_limits(&self) -> Result<TrickleLimits, ConfigError> {
         Ok(TrickleLimits {
             part_bytes: self.part()?,
+            in_flight_bytes: self.trickle.in_flight_bytes()?,
             rate: self.rate()?,
             packing: self.trickle.packing,
             require_mac: self.trickle.require_mac,

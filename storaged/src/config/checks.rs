@@ -1,5 +1,7 @@
 //! Values that hold one by one and not together, or that would do nothing.
 
+use std::ops::RangeInclusive;
+
 use bytesize::ByteSize;
 
 use super::{Config, ConfigError, ConfigFile, TrickleSection, value};
@@ -31,7 +33,19 @@ impl ConfigFile {
     }
 }
 
+/// Less holds up every part, and more is a typing error.
+const IN_FLIGHT: RangeInclusive<u64> = 16 << 20..=64 << 30;
+
 impl TrickleSection {
+    pub(super) fn in_flight_bytes(&self) -> Result<u64, ConfigError> {
+        let bytes = self.in_flight.as_u64();
+        if IN_FLIGHT.contains(&bytes) {
+            return Ok(bytes);
+        }
+        let text = format!("expected 16MiB to 64GiB, got {}", self.in_flight);
+        Err(value("trickle.in_flight", text))
+    }
+
     /// The first key that does something only with a durable tier, and what is set.
     fn first_useless(&self) -> Option<(&'static str, String)> {
         let set = |key, got: String, usual: String| (got != usual).then_some((key, got));
@@ -47,6 +61,11 @@ impl TrickleSection {
                 "trickle.shared_reads",
                 format!("{:?}", self.shared_reads),
                 format!("{:?}", usual.shared_reads),
+            ),
+            set(
+                "trickle.in_flight",
+                self.in_flight.to_string(),
+                usual.in_flight.to_string(),
             ),
             set("trickle.rate", rate(self.rate), rate(usual.rate)),
             set(

@@ -9,20 +9,21 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bytes::Bytes;
+use futures::StreamExt;
 use storaged_codec::delta::{Basis, CostModel, DeltaWriter, Kind, LinkRate, Processor, Tally};
 use storaged_codec::{ChunkSize, Digest, digest};
 use storaged_core::{DurableFault, SlotShard, Trust, UploadBase};
-use storaged_wire::{IncrementBase, IncrementIndex, ManifestBytes, Rank, Step};
+use storaged_wire::{IncrementBase, IncrementIndex, ManifestBytes, Namespace, Rank, Step};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::fault::local;
+use super::parts::{MadePart, ObjectSize};
+use super::share::{Payment, Turn, UploadShares};
 use super::{Trickle, object};
 use crate::memory::Memory;
 
-/// Parts that wait for the store.
-const PARTS_WAITING: usize = 1;
 /// What the durable tier is taken to carry before anything was sent there, in bytes per second.
 const RATE_AT_FIRST: f64 = 1e9;
 /// Weight of the newest part in the measured rate.
@@ -148,11 +149,12 @@ impl Trickle {
     ) -> Result<Written, DurableFault> {
         let record = manifest.manifest();
         let key = object(record, &records_object(rank))?;
-        let part_bytes = self.part_bytes(record, shard.length)?;
+        let size = ObjectSize::of_shard(record, shard.length);
+        let part_bytes = self.part_bytes(size)?;
         // Encodings depend on measured times, so an earlier life's parts are of no use: begin anew.
         let begun = self.store.begin(&key, part_bytes).await;
-        let mut upload = begun.map_err(DurableFault::from)?;
-        let (parts, mut ready) = mpsc::channel(PARTS_WAITING);
+        let upload = begun.map_err(DurableFault::from)?;
+        let (parts, ready) = mpsc::channel(1);
         let maker = RecordMaker {
             memory: self.memory.clone(),
             chunk: record.chunk,
@@ -160,19 +162,20 @@ impl Trickle {
             base: BaseWindow::new(self.memory.clone(), base.clone(), record.chunk),
             rate: self.rate.clone(),
             part_bytes: part_bytes.get() as usize,
+            turns: Turns {
+                shares: self.shares.clone(),
+                job: record.namespace.clone(),
+                runtime: Handle::current(),
+            },
+            parts,
         };
-        let making = self.begin(move || maker.make(&parts)).await;
+        let making = self.begin(move || maker.make()).await;
         let making = making.map_err(local)?;
-        let mut number = 0;
-        while let Some(part) = ready.recv().await {
-            self.put_once(&record.namespace, &mut upload, number, part)
-                .await?;
-            number += 1;
-        }
+        let ready = futures::stream::unfold(ready, next_of);
+        let put = self.put_made(&upload, ready.boxed()).await?;
         let written = making.await.map_err(local)??;
         let total = written.ends.last().copied().unwrap_or(0);
-        let done = self.store.complete(&upload, total).await;
-        done.map_err(DurableFault::from)?;
+        self.complete(upload, put, total).await?;
         Ok(written)
     }
 }
@@ -185,30 +188,56 @@ struct RecordMaker {
     base: BaseWindow,
     rate: Arc<MeasuredRate>,
     part_bytes: usize,
+    turns: Turns,
+    parts: mpsc::Sender<MadePart>,
+}
+
+/// Room for parts, for a thread that waits for it.
+struct Turns {
+    shares: Arc<UploadShares>,
+    job: Namespace,
+    runtime: Handle,
+}
+
+impl Turns {
+    /// Waits for room for a part of at most so many bytes.
+    fn next(&self, bytes: u64) -> Result<Turn, DurableFault> {
+        let turn = self.shares.turn(&self.job, bytes, Payment::First);
+        self.runtime.block_on(turn)
+    }
+}
+
+/// Records that no part has yet, and the room for the part that they will be.
+#[derive(Default)]
+struct PartInMaking {
+    records: Vec<u8>,
+    turn: Option<Turn>,
+    number: u32,
 }
 
 impl RecordMaker {
-    fn make(mut self, parts: &mpsc::Sender<Bytes>) -> Result<Written, DurableFault> {
+    fn make(mut self) -> Result<Written, DurableFault> {
         let model = CostModel::new(self.rate.link()?, Processor::WHOLE);
         let mut writer = DeltaWriter::new(model, None).map_err(local)?;
         let (mut ends, mut digests) = (Vec::new(), Vec::new());
-        let (mut waiting, mut total) = (Vec::new(), 0);
+        let (mut part, mut total) = (PartInMaking::default(), 0);
         let mut block = vec![0; self.chunk.bytes()];
         for index in 0..self.chunk.count(self.shard.length) {
+            self.make_room(&mut part, index)?;
             writer.model().set_link(self.rate.link()?);
-            let before = waiting.len();
-            self.one(&mut writer, index, &mut block, &mut waiting)?;
-            total += (waiting.len() - before) as u64;
+            let before = part.records.len();
+            self.one(&mut writer, index, &mut block, &mut part.records)?;
+            total += (part.records.len() - before) as u64;
             ends.push(total);
-            digests.push(digest(&waiting[before..]));
-            while waiting.len() >= self.part_bytes {
-                let rest = waiting.split_off(self.part_bytes);
-                let part = std::mem::replace(&mut waiting, rest);
-                send(parts, part)?;
+            digests.push(digest(&part.records[before..]));
+            while part.records.len() >= self.part_bytes {
+                self.make_room(&mut part, index)?;
+                self.send(&mut part)?;
             }
         }
-        if !waiting.is_empty() {
-            send(parts, waiting)?;
+        if !part.records.is_empty() {
+            self.make_room(&mut part, self.chunk.count(self.shard.length))?;
+            self.send(&mut part)?;
         }
         Ok(Written {
             ends,
@@ -216,6 +245,33 @@ impl RecordMaker {
             tallies: writer.tallies().clone(),
             without_base: self.base.missed,
         })
+    }
+
+    /// Waits until there is room for the part to which the records of this chunk go.
+    fn make_room(&self, part: &mut PartInMaking, index: u64) -> Result<(), DurableFault> {
+        if part.turn.is_none() {
+            let left = self.shard.length - self.chunk.range(index, self.shard.length).start;
+            let most = left + part.records.len() as u64;
+            part.turn = Some(self.turns.next(most.min(self.part_bytes as u64))?);
+        }
+        Ok(())
+    }
+
+    /// Hands over as much as a part holds.
+    fn send(&self, part: &mut PartInMaking) -> Result<(), DurableFault> {
+        let Some(turn) = part.turn.take() else {
+            return Err(local("a part has no room"));
+        };
+        let rest = (part.records).split_off(part.records.len().min(self.part_bytes));
+        let made = MadePart {
+            number: part.number,
+            bytes: std::mem::replace(&mut part.records, rest).into(),
+            turn,
+        };
+        part.number += 1;
+        // The receiver is gone if the upload failed, and then it says why.
+        let sent = self.parts.blocking_send(made);
+        sent.map_err(|_| local("the upload ended early"))
     }
 
     fn one(
@@ -241,10 +297,11 @@ impl RecordMaker {
     }
 }
 
-fn send(parts: &mpsc::Sender<Bytes>, part: Vec<u8>) -> Result<(), DurableFault> {
-    // The receiver is gone if the upload failed, and then it says why.
-    let sent = parts.blocking_send(part.into());
-    sent.map_err(|_| local("the upload ended early"))
+async fn next_of(
+    mut ready: mpsc::Receiver<MadePart>,
+) -> Option<(Result<MadePart, DurableFault>, mpsc::Receiver<MadePart>)> {
+    let part = ready.recv().await?;
+    Some((Ok(part), ready))
 }
 
 /// The base's chunks around the one that is written: each read from RAM once, and verified then.

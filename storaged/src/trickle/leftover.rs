@@ -124,11 +124,14 @@ impl Trickle {
         let mut first = 0;
         while first < count {
             let next = (first + at_once).min(count);
+            let most = (next - first) * record.chunk.bytes() as u64;
+            let room = self.windows.take(&record.namespace, most).await;
             let bytes = self.read_chunks(&chain, first..next).await?;
             for (index, block) in (first..).zip(bytes.chunks(record.chunk.bytes())) {
                 let checked = Unchecked::new(block).verify_in(&shard.leaves, index);
                 checked.map_err(|wrong| super::damaged(format!("{key}: {wrong}")))?;
             }
+            room.moved();
             first = next;
         }
         Ok(expected)

@@ -11,11 +11,14 @@ mod increment;
 mod index;
 mod leftover;
 mod listing;
+mod pace;
 mod packed;
+mod parts;
 mod provenance;
 mod publish;
 mod removal;
 mod retention;
+mod room;
 mod runs;
 mod share;
 mod shared_reads;
@@ -36,33 +39,34 @@ use futures::{StreamExt, TryStreamExt};
 use storaged_codec::{ChunkSize, Digest, Unchecked, root_digest};
 use storaged_core::{DurableFault, Leftovers, SlotShard, Trust, UploadBase};
 use storaged_wire::{Manifest, ManifestBytes, Namespace, Rank, RunId, SlotId, Step};
-use tokio::sync::Semaphore;
 
 use crate::memory::{Memory, put_chunk};
 pub use increment::IncrementReport;
 use increment::MeasuredRate;
 pub use provenance::RequireMac;
 pub use retention::Retention;
+use room::CopyRoom;
 pub use share::TenantRates;
+use share::UploadShares;
 pub use shared_reads::{FellowError, Fellows, HeldPiece, PassOnError, PassedOn, SharedReadsMode};
 use shared_reads::{Reads, SharedReads};
-use store::{ObjectKey, PartBytes, PartNumber, PartState, Store, StoreError, Upload, aligned};
+use store::{ObjectKey, Store, StoreError};
 pub use threads::TrickleThreads;
 
-/// Parts of one shard that are on their way to or from the tier at once: one connection moves a few ten megabytes per second.
-const PARTS_AT_ONCE: usize = 5;
 /// Bytes of a shard that one read fetches.
 const FETCH_BYTES: u64 = 16 << 20;
-/// Reads of all shards at once: each holds its bytes in RAM.
-const WINDOWS_AT_ONCE: usize = 8;
+/// Pieces of one shard that are under way or wait for room.
+const PIECES_AT_ONCE: usize = room::PIECES_MAX as usize;
 /// The manifest's name within a checkpoint's folder.
 const MANIFEST_OBJECT: &str = "storaged.manifest";
 
 /// How uploads behave.
 #[derive(Debug, Clone, Copy)]
 pub struct TrickleLimits {
-    /// Bytes of a part.
+    /// Bytes of a part; those of long shards are larger.
     pub part_bytes: u64,
+    /// Memory for parts on their way to the tier, in bytes; half as much for reads from there.
+    pub in_flight_bytes: u64,
     /// Bytes per second over all uploads of this node; none for as fast as it goes.
     pub rate: Option<u64>,
     /// How full copies are stored.
@@ -73,21 +77,6 @@ pub struct TrickleLimits {
     pub retention: Retention,
     /// Whether checkpoints without a MAC are used.
     pub require_mac: RequireMac,
-}
-
-/// A part that the tier has.
-struct PutPart {
-    number: PartNumber,
-    /// None if it was there.
-    sent: Option<PartState>,
-}
-
-impl PutPart {
-    fn note(self, upload: &mut Upload) {
-        if let Some(state) = self.sent {
-            upload.note(self.number, state);
-        }
-    }
 }
 
 /// What a copy took.
@@ -118,8 +107,8 @@ pub struct Trickle {
     reads: SharedReads,
     memory: Arc<Memory>,
     limits: TrickleLimits,
-    shares: share::UploadShares,
-    windows: Semaphore,
+    shares: Arc<UploadShares>,
+    windows: Arc<CopyRoom>,
     rate: Arc<MeasuredRate>,
     sent: leftover::Sent,
     /// One tidying at a time.
@@ -170,7 +159,8 @@ impl Trickle {
     /// Over a store and this node's RAM.
     pub fn new(store: Arc<dyn Store>, memory: Arc<Memory>, limits: TrickleLimits) -> Self {
         // A restart waits for what is read: the rate is for copies beside the training.
-        let reads = SharedReads::new(store.clone());
+        let read_bytes = limits.in_flight_bytes / 2;
+        let reads = SharedReads::new(store.clone(), read_bytes);
         let store: Arc<dyn Store> = match limits.rate {
             Some(rate) => Arc::new(store::Throttled::new(store, rate)),
             None => store,
@@ -180,8 +170,11 @@ impl Trickle {
             store,
             memory,
             limits,
-            shares: share::UploadShares::new(&TenantRates::new()),
-            windows: Semaphore::new(WINDOWS_AT_ONCE),
+            shares: Arc::new(UploadShares::new(
+                limits.in_flight_bytes,
+                &TenantRates::new(),
+            )),
+            windows: CopyRoom::new(read_bytes),
             rate: Arc::new(MeasuredRate::new(limits.rate)),
             sent: leftover::Sent::default(),
             tidying: tokio::sync::Mutex::default(),
@@ -193,7 +186,7 @@ impl Trickle {
     /// With rates for tenants' uploads.
     #[must_use]
     pub fn sharing(mut self, rates: &TenantRates) -> Self {
-        self.shares = share::UploadShares::new(rates);
+        self.shares = Arc::new(UploadShares::new(self.limits.in_flight_bytes, rates));
         self
     }
 
@@ -299,140 +292,6 @@ impl Trickle {
         }
     }
 
-    async fn upload_parts(
-        &self,
-        key: &ObjectKey,
-        manifest: &Manifest,
-        shard: &SlotShard,
-        leftovers: Leftovers,
-    ) -> Result<(), DurableFault> {
-        if shard.length == 0 {
-            return self
-                .store
-                .put_new(key, Bytes::new())
-                .await
-                .map_err(DurableFault::from);
-        }
-        let part_bytes = self.part_bytes(manifest, shard.length)?;
-        let mut upload = self
-            .store
-            .resume_or_begin(key, part_bytes, leftovers)
-            .await
-            .map_err(DurableFault::from)?;
-        let parts = u32::try_from(part_bytes.parts_of(shard.length)).map_err(local)?;
-        let began = tokio::time::Instant::now();
-        let put = futures::stream::iter(0..parts)
-            .map(|number| self.put_range(&upload, number, manifest, shard))
-            .buffer_unordered(PARTS_AT_ONCE);
-        let put: Vec<PutPart> = put.try_collect().await?;
-        let sent = put.iter().filter_map(|part| part.sent.as_ref());
-        let bytes: u64 = sent.map(|state| state.length).sum();
-        if bytes > 0 {
-            self.rate.note(bytes, began.elapsed().as_secs_f64());
-        }
-        for part in put {
-            part.note(&mut upload);
-        }
-        self.store
-            .complete(&upload, shard.length)
-            .await
-            .map_err(DurableFault::from)
-    }
-
-    async fn put_range(
-        &self,
-        upload: &Upload,
-        number: u32,
-        manifest: &Manifest,
-        shard: &SlotShard,
-    ) -> Result<PutPart, DurableFault> {
-        let part_bytes = upload.part_bytes().get();
-        let start = u64::from(number) * part_bytes;
-        let range = start..(start + part_bytes).min(shard.length);
-        let bytes = self.read_part(manifest, shard, range).await?;
-        self.put_part(&manifest.namespace, upload, number, bytes)
-            .await
-    }
-
-    /// Size of a shard's parts: larger ones for a shard of very many, and never a part of a chunk.
-    fn part_bytes(&self, manifest: &Manifest, length: u64) -> Result<PartBytes, DurableFault> {
-        let any = self.part_bytes_of(length)?;
-        let whole = any.get().next_multiple_of(manifest.chunk.bytes() as u64);
-        PartBytes::new(whole, &self.store.limits()).map_err(DurableFault::from)
-    }
-
-    /// Size of the parts of an object of this many bytes.
-    fn part_bytes_of(&self, length: u64) -> Result<PartBytes, DurableFault> {
-        let limits = self.store.limits();
-        // A sixty-fourth more than the shard: packing may make what cannot shrink a little longer.
-        let longest = length.saturating_add(length / 64);
-        let fewest = longest.div_ceil(u64::from(limits.parts_max));
-        let wanted = self
-            .limits
-            .part_bytes
-            .max(limits.part_bytes_min)
-            .max(fewest)
-            .next_multiple_of(limits.form.part_unit());
-        PartBytes::new(wanted, &limits).map_err(DurableFault::from)
-    }
-
-    /// Writes a part, the next one of an upload.
-    async fn put_once(
-        &self,
-        job: &Namespace,
-        upload: &mut Upload,
-        number: u32,
-        bytes: Bytes,
-    ) -> Result<(), DurableFault> {
-        let (length, began) = (bytes.len() as u64, tokio::time::Instant::now());
-        let put = self.put_part(job, upload, number, bytes).await?;
-        if put.sent.is_some() {
-            self.rate.note(length, began.elapsed().as_secs_f64());
-        }
-        put.note(upload);
-        Ok(())
-    }
-
-    /// Writes a part unless an earlier life of the daemon has written it.
-    async fn put_part(
-        &self,
-        job: &Namespace,
-        upload: &Upload,
-        number: u32,
-        bytes: Bytes,
-    ) -> Result<PutPart, DurableFault> {
-        let number = PartNumber(number);
-        if self.store.has_part(upload, number, &bytes).await? {
-            return Ok(PutPart { number, sent: None });
-        }
-        let turn = self.shares.turn(job, bytes.len()).await?;
-        let state = self.store.put_part(upload, number, bytes).await;
-        drop(turn);
-        let sent = Some(state.map_err(DurableFault::from)?);
-        Ok(PutPart { number, sent })
-    }
-
-    /// Bytes of a part, each chunk verified on its way out of RAM.
-    async fn read_part(
-        &self,
-        manifest: &Manifest,
-        shard: &SlotShard,
-        range: Range<u64>,
-    ) -> Result<Bytes, DurableFault> {
-        let (memory, shard, chunk) = (self.memory.clone(), shard.clone(), manifest.chunk);
-        let read = move || {
-            let mut part = aligned((range.end - range.start) as usize);
-            let first = range.start / chunk.bytes() as u64;
-            for (index, block) in (first..).zip(part.chunks_mut(chunk.bytes())) {
-                memory
-                    .read_own_chunk(&shard, index, block)
-                    .map_err(|fault| local(format!("{fault:?}")))?;
-            }
-            Ok(part.freeze())
-        };
-        self.compute(read).await.map_err(local)?
-    }
-
     /// Reads ranges of a shard into a slot, every chunk verified. No ranges: all of it. A checkpoint that proves damaged
     /// is quarantined.
     ///
@@ -494,7 +353,7 @@ impl Trickle {
         let windows = windows_of(ranges, entry.length, record.chunk);
         futures::stream::iter(windows)
             .map(|chunks| self.fetch_window(&chain, record, slot, chunks))
-            .buffer_unordered(PARTS_AT_ONCE)
+            .buffer_unordered(PIECES_AT_ONCE)
             .try_collect::<()>()
             .await?;
         Ok(leaves)
@@ -507,12 +366,16 @@ impl Trickle {
         slot: SlotId,
         chunks: Range<u64>,
     ) -> Result<(), DurableFault> {
-        let _room = self.windows.acquire().await.map_err(local)?;
+        let chunk_bytes = record.chunk.bytes() as u64;
+        let (at, bytes) = (chunks.start, chunks.end - chunks.start);
+        let (at, bytes) = (at * chunk_bytes, bytes * chunk_bytes);
+        let room = self.windows.take(&record.namespace, bytes).await;
         // Nothing more is read for a trainer that has gone: its slot goes with it.
         self.memory.slot(slot).ok_or_else(nobody_waits)?;
-        let at = chunks.start * record.chunk.bytes() as u64;
         let bytes = self.read_chunks(chain, chunks).await?;
-        self.place(record, &chain.leaves(), slot, at, bytes).await
+        self.place(record, &chain.leaves(), slot, at, bytes).await?;
+        room.moved();
+        Ok(())
     }
 
     async fn leaves(&self, manifest: &Manifest, rank: Rank) -> Result<Arc<[Digest]>, DurableFault> {

@@ -7,10 +7,13 @@
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
+use futures::StreamExt;
 use storaged_core::{DurableFault, Leftovers, SlotShard};
 use storaged_wire::{Manifest, Rank};
 
 use super::fault::{damaged, local};
+use super::parts::{MadePart, ObjectSize};
+use super::share::Payment;
 use super::shared_reads::Reads;
 use super::store::StoreError;
 use super::{Trickle, object};
@@ -23,6 +26,53 @@ pub(super) struct PackedChunks<'a> {
     /// Where all frames of the shard end.
     pub ends: &'a [u64],
     pub chunks: Range<u64>,
+}
+
+/// Packs a shard, part by part.
+struct Packer<'a> {
+    trickle: &'a Trickle,
+    manifest: &'a Manifest,
+    shard: &'a SlotShard,
+    part_bytes: u64,
+    /// The chunk that is packed next.
+    next: u64,
+    /// The part that is made next.
+    number: u32,
+    /// Frames that no part has yet.
+    waiting: BytesMut,
+    ends: &'a mut Vec<u64>,
+}
+
+impl Packer<'_> {
+    /// The next part, once there is room for it; none if all are made.
+    async fn part(mut self) -> Result<Option<(MadePart, Self)>, DurableFault> {
+        let chunk = self.manifest.chunk;
+        let count = chunk.count(self.shard.length);
+        let left = self.shard.length - chunk.range(self.next, self.shard.length).start;
+        let most = (left + self.waiting.len() as u64).min(self.part_bytes);
+        if most == 0 {
+            return Ok(None);
+        }
+        let shares = &self.trickle.shares;
+        let turn = shares.turn(&self.manifest.namespace, most, Payment::First);
+        let turn = turn.await?;
+        while self.next < count && (self.waiting.len() as u64) < self.part_bytes {
+            let frame = self.trickle.pack(self.manifest, self.shard, self.next);
+            let frame = frame.await?;
+            let before = self.ends.last().copied().unwrap_or(0);
+            self.ends.push(before + frame.len() as u64);
+            self.waiting.extend_from_slice(&frame);
+            self.next += 1;
+        }
+        let length = self.waiting.len().min(self.part_bytes as usize);
+        let part = MadePart {
+            number: self.number,
+            bytes: self.waiting.split_to(length).freeze(),
+            turn,
+        };
+        self.number += 1;
+        Ok(Some((part, self)))
+    }
 }
 
 pub(super) fn packed_object(rank: Rank) -> String {
@@ -43,40 +93,30 @@ impl Trickle {
         leftovers: Leftovers,
     ) -> Result<u64, DurableFault> {
         let key = object(manifest, &packed_object(rank))?;
-        let count = manifest.chunk.count(shard.length);
         let mut ends = Vec::new();
-        if count == 0 {
+        if shard.length == 0 {
             // Whoever publishes the checkpoint looks for it.
             self.put_mine(&key, Bytes::new()).await?;
         } else {
-            let part_bytes = self.part_bytes(manifest, shard.length)?;
-            let mut upload = self
-                .store
-                .resume_or_begin(&key, part_bytes, leftovers)
-                .await
-                .map_err(DurableFault::from)?;
-            let (mut waiting, mut total, mut number) = (BytesMut::new(), 0, 0);
-            for index in 0..count {
-                let frame = self.pack(manifest, shard, index).await?;
-                total += frame.len() as u64;
-                ends.push(total);
-                waiting.extend_from_slice(&frame);
-                while waiting.len() as u64 >= part_bytes.get() {
-                    let part = waiting.split_to(part_bytes.get() as usize).freeze();
-                    self.put_once(&manifest.namespace, &mut upload, number, part)
-                        .await?;
-                    number += 1;
-                }
-            }
-            if !waiting.is_empty() {
-                let part = waiting.freeze();
-                self.put_once(&manifest.namespace, &mut upload, number, part)
-                    .await?;
-            }
-            self.store
-                .complete(&upload, total)
-                .await
-                .map_err(DurableFault::from)?;
+            // Packing may make what cannot shrink a little longer.
+            let longest = shard.length + shard.length / 64;
+            let size = ObjectSize::of_shard(manifest, longest);
+            let upload = self.begin_or_go_on(&key, size, leftovers);
+            let upload = upload.await?;
+            let packer = Packer {
+                trickle: self,
+                manifest,
+                shard,
+                part_bytes: upload.part_bytes().get(),
+                next: 0,
+                number: 0,
+                waiting: BytesMut::new(),
+                ends: &mut ends,
+            };
+            let parts = futures::stream::try_unfold(packer, Packer::part);
+            let put = self.put_made(&upload, parts.boxed()).await?;
+            let total = ends.last().copied().unwrap_or(0);
+            self.complete(upload, put, total).await?;
         }
         let total = ends.last().copied().unwrap_or(0);
         let table: Vec<u8> = ends.into_iter().flat_map(u64::to_le_bytes).collect();

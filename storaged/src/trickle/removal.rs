@@ -12,7 +12,7 @@ use super::increment::records_object;
 use super::index::{Indexed, Mark, StepKey, mark_key, read_bases};
 use super::listing::Depth;
 use super::packed::packed_object;
-use super::store::{KeyPrefix, ObjectKey};
+use super::store::{KeyPrefix, ObjectKey, PartBytes};
 use super::{MANIFEST_OBJECT, Trickle, object, object_at, shard_object};
 
 /// Objects removed at once.
@@ -312,7 +312,7 @@ impl Trickle {
     async fn give_up(&self, keys: Vec<ObjectKey>) -> Result<(), DurableFault> {
         for key in keys {
             let limits = self.store.limits();
-            let any = super::PartBytes::new(limits.part_bytes_min.max(1), &limits)?;
+            let any = PartBytes::new(limits.part_bytes_min.max(1), &limits)?;
             // Beginning anew gives up whatever was unfinished.
             let upload = self.store.begin(&key, any).await?;
             self.store.abort(&upload).await?;

@@ -256,6 +256,7 @@ mod tests {
         let memory = Arc::new(Memory::new(Arc::new(NoStore)));
         let limits = TrickleLimits {
             part_bytes: 1 << 20,
+            in_flight_bytes: 64 << 20,
             rate: None,
             packing: Packing::None,
             increments: 0,

@@ -21,6 +21,8 @@ use crate::memory::Memory;
 
 mod enclosed;
 mod encrypted;
+mod pace;
+mod parts;
 mod provenance;
 mod share;
 mod shared_reads;
@@ -92,6 +94,7 @@ impl World {
         let memory = Arc::new(Memory::new(Arc::new(NoStore)));
         let limits = TrickleLimits {
             part_bytes: 1 << 20,
+            in_flight_bytes: 64 << 20,
             rate: Some(bytes_per_second),
             packing,
             increments,

@@ -4,11 +4,14 @@
 use std::io::{self, Cursor, Read};
 
 use bytes::Bytes;
+use futures::StreamExt;
 use storaged_core::{DurableFault, Leftovers};
 use storaged_wire::{Manifest, Namespace, SharedBytes};
 use zstd::stream::read::Decoder;
 
 use super::fault::local;
+use super::parts::{MadePart, ObjectSize};
+use super::share::Payment;
 use super::store::{ObjectKey, PartBytes};
 use super::{Trickle, object};
 
@@ -27,7 +30,7 @@ impl Trickle {
         packed: &SharedBytes,
     ) -> Result<(), DurableFault> {
         let key = object(record, ".metadata")?;
-        let part_bytes = self.part_bytes_of(1)?;
+        let part_bytes = self.part_bytes(ObjectSize { unit: 1, length: 1 })?;
         let begin = {
             let packed = packed.clone();
             move || Unpacking::begin(packed)?.part(part_bytes)
@@ -50,20 +53,59 @@ impl Trickle {
         packed: &SharedBytes,
         length: u64,
     ) -> Result<(), DurableFault> {
-        let part_bytes = self.part_bytes_of(length)?;
-        let parts = u32::try_from(part_bytes.parts_of(length)).map_err(local)?;
-        let mut upload = self
-            .store
-            .resume_or_begin(key, part_bytes, Leftovers::Perhaps)
-            .await?;
-        let mut unpacking = Unpacking::begin(packed.clone())?;
-        for number in 0..parts {
-            let next = self.compute(move || unpacking.part(part_bytes)).await;
-            let (rest, part) = next.map_err(local)??;
-            self.put_once(job, &mut upload, number, part).await?;
-            unpacking = rest;
+        let size = ObjectSize { unit: 1, length };
+        let upload = self.begin_or_go_on(key, size, Leftovers::Perhaps).await?;
+        let unpacked = UnpackedParts {
+            trickle: self,
+            job,
+            part_bytes: upload.part_bytes(),
+            length,
+            number: 0,
+            unpacking: Unpacking::begin(packed.clone())?,
+        };
+        let parts = futures::stream::try_unfold(unpacked, UnpackedParts::part);
+        let put = self.put_made(&upload, parts.boxed()).await?;
+        self.complete(upload, put, length).await
+    }
+}
+
+/// Parts of what is unpacked, as there is room for them.
+struct UnpackedParts<'a> {
+    trickle: &'a Trickle,
+    job: &'a Namespace,
+    part_bytes: PartBytes,
+    length: u64,
+    /// The part that is made next.
+    number: u32,
+    unpacking: Unpacking,
+}
+
+impl UnpackedParts<'_> {
+    async fn part(self) -> Result<Option<(MadePart, Self)>, DurableFault> {
+        let Self {
+            number, part_bytes, ..
+        } = self;
+        let before = u64::from(number) * part_bytes.get();
+        if before >= self.length {
+            return Ok(None);
         }
-        Ok(self.store.complete(&upload, length).await?)
+        let most = (self.length - before).min(part_bytes.get());
+        let turn = (self.trickle.shares).turn(self.job, most, Payment::First);
+        let turn = turn.await?;
+        let unpacking = self.unpacking;
+        let next = self.trickle.compute(move || unpacking.part(part_bytes));
+        let (unpacking, bytes) = next.await.map_err(local)??;
+        let part = MadePart {
+            number,
+            bytes,
+            turn,
+        };
+        let rest = Self {
+            number: number + 1,
+            unpacking,
+            ..self
+        };
+        Ok(Some((part, rest)))
     }
 }
 

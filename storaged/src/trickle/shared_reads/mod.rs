@@ -25,9 +25,6 @@ use super::store::{ObjectKey, Store, StoreError};
 pub use pieces::HeldPiece;
 use pieces::{ObjectPiece, Pieces};
 
-/// Memory for pieces that this node wants, and as much for those that it reads for peers; beside the budget. All windows that are
-/// read at once have room: a piece without room is not shared.
-const BYTES_MAX: u64 = super::WINDOWS_AT_ONCE as u64 * PIECE_BYTES_MAX;
 /// Longer pieces are not passed on: a window whose chunks zstd could not shrink is a little longer than its bytes.
 const PIECE_BYTES_MAX: u64 = super::FETCH_BYTES + (1 << 20);
 /// A peer has so long before this node has read anything itself; then as long as it says ([`SharedReads::patience`]).
@@ -152,13 +149,16 @@ pub struct PassedOn {
 }
 
 impl SharedReads {
-    /// Over a store; nothing is passed on without fellows.
-    pub fn new(store: Arc<dyn Store>) -> Self {
+    /// Over a store, for readers of so many bytes at once; nothing is passed on without fellows. Pieces that this node wants may take that
+    /// much memory, and as much those that it reads for peers. A piece without room is not shared, so all that are read at once have some.
+    pub fn new(store: Arc<dyn Store>, bytes_at_once: u64) -> Self {
+        let pieces = bytes_at_once.div_ceil(super::FETCH_BYTES).max(1);
+        let bytes_max = pieces * PIECE_BYTES_MAX;
         Self {
             store,
             fellows: None,
-            wanted: Pieces::new(BYTES_MAX),
-            read: Pieces::new(BYTES_MAX),
+            wanted: Pieces::new(bytes_max),
+            read: Pieces::new(bytes_max),
             doubted: Mutex::default(),
             own_read_ms: AtomicU64::new(0),
             tally: Tally::default(),

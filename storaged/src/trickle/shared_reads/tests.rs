@@ -9,6 +9,7 @@ use super::*;
 const KEY: &str = "job/run-1/step-7/__3_0.distcp";
 const PIECE: u64 = 4096;
 const PIECES: u64 = 64;
+const READ_AT_ONCE: u64 = 128 << 20;
 
 /// What a node does when it is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,7 +105,7 @@ impl Cluster {
             let node = Node {
                 me: name(index),
                 manner: *manner,
-                reads: SharedReads::new(store.clone()).with(Arc::new(known)),
+                reads: SharedReads::new(store.clone(), READ_AT_ONCE).with(Arc::new(known)),
                 asked: AtomicU64::new(0),
             };
             (name(index), Arc::new(node))
@@ -278,7 +279,7 @@ async fn a_peer_is_given_bytes_of_shards_and_nothing_else() {
         missing,
         Err(PassOnError::Store(StoreError::NotFound { .. }))
     ));
-    let alone = SharedReads::new(cluster.store.clone());
+    let alone = SharedReads::new(cluster.store.clone(), READ_AT_ONCE);
     let off = alone.read_for_peer(&[]).await;
     assert!(matches!(off, Err(PassOnError::Off)));
 }

@@ -53,6 +53,8 @@ pub use lazy::{Lazy, Opening};
 pub use place::{MarkerConfig, Placed};
 pub use random::{Randomness, SeededRandomness, SystemRandomness};
 pub use retry::{RetryPolicy, Retrying};
+#[cfg(test)]
+pub(super) use s3::S3_LIMITS;
 pub use s3::{S3, S3Config};
 pub use throttled::{ByteRate, Throttled};
 pub use upload::{PartBytes, PartDigest, PartNumber, PartState, Upload, UploadId};
@@ -151,8 +153,8 @@ pub trait Store: Send + Sync + Debug {
     /// of the same key are given up.
     async fn begin(&self, key: &ObjectKey, part_bytes: PartBytes) -> Result<Upload, StoreError>;
 
-    /// Finds an unfinished upload of `key`, begun by this or an earlier process with the same part
-    /// size, and says which parts it has. A part counts as usable only after
+    /// Finds an unfinished upload of `key`, begun by this or an earlier process, and says which parts it has and of
+    /// which size: perhaps another one than is asked for. A part counts as usable only after
     /// [`Store::has_part`] has compared it with the bytes that it should hold.
     async fn resume(
         &self,
@@ -226,7 +228,7 @@ pub trait Store: Send + Sync + Debug {
     /// Removes an object; no error if it is gone already.
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError>;
 
-    /// Resumes an upload of `key` where there is one, else begins one. Where there can be no leftovers, none need be looked for.
+    /// Resumes an upload of `key` where there is one, in parts of its own size, else begins one. Where there can be no leftovers, none need be looked for.
     async fn resume_or_begin(
         &self,
         key: &ObjectKey,

@@ -45,6 +45,16 @@ impl ByteRate {
         };
         tokio::time::sleep_until(until).await;
     }
+
+    /// Whoever has paid for more than was written has so many bytes for nothing.
+    pub fn give_back(&self, bytes: u64) {
+        let cost = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
+        let mut paid = self
+            .paid_until
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *paid = paid.checked_sub(cost).unwrap_or(*paid);
+    }
 }
 
 /// A rate around a store. Payload is paid for before it is written and after it is read;

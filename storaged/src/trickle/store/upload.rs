@@ -162,6 +162,13 @@ impl Upload {
         &self.done
     }
 
+    /// Whether an object of `length` bytes has all of the parts that the store holds.
+    pub fn lies_within(&self, length: u64) -> bool {
+        let last = self.done.last_key_value().map(|(part, _)| *part);
+        let parts = self.part_bytes.parts_of(length);
+        last.is_none_or(|last| u64::from(last.0) < parts)
+    }
+
     /// Notes a part that [`super::Store::put_part`] has written.
     pub fn note(&mut self, part: PartNumber, state: PartState) {
         self.done.insert(part, state);

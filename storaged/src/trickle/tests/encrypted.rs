@@ -1,6 +1,7 @@
 //! Copies through encryption: every form comes back, an upload goes on after a kill, and what is changed is damaged.
 
 use super::*;
+use crate::trickle::parts::ObjectSize;
 use crate::trickle::store::{Encrypted, FakeStore, KeyRing, PlainObjects, TierKeys};
 
 const FRAME: usize = 256 << 10;
@@ -68,9 +69,10 @@ async fn an_upload_that_was_killed_goes_on_and_is_published() {
     let (mut world, below) = encrypted(0, Packing::None);
     let saved = world.seal(1, noise(2, 21 * FRAME));
     let key: ObjectKey = "job/run-1/step-1/__0_0.distcp".parse().unwrap();
-    let part = world
-        .trickle
-        .part_bytes(saved.manifest.manifest(), saved.shard.length);
+    let part = world.trickle.part_bytes(ObjectSize::of_shard(
+        saved.manifest.manifest(),
+        saved.shard.length,
+    ));
     let part = part.unwrap();
     let begun = world.store.begin(&key, part).await.unwrap();
     for number in 0..3 {

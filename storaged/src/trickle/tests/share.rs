@@ -8,13 +8,19 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::pool::Pool;
-use crate::trickle::share::{PUTS_AT_ONCE, UploadShares};
+use crate::trickle::room::{CopyRoom, PIECES_MAX};
+use crate::trickle::share::{Payment, Turn, UploadShares};
 use crate::trickle::{TenantRates, TrickleThreads};
 
 const PART: usize = 1 << 20;
+const MIB: u64 = 1 << 20;
 
 fn job(name: &str) -> Namespace {
     Namespace::new(name).unwrap()
+}
+
+async fn turn(shares: &UploadShares, name: &str, bytes: u64, payment: Payment) -> Turn {
+    shares.turn(&job(name), bytes, payment).await.unwrap()
 }
 
 #[tokio::test]
@@ -56,17 +62,17 @@ async fn a_tenant_with_one_shard_does_not_wait_for_anothers_many() {
 #[tokio::test(start_paused = true)]
 async fn a_tenant_has_its_rate_and_holds_up_nobody_meanwhile() {
     let slow = TenantRates::from([(Some(TenantName::new("red").unwrap()), PART as u64)]);
-    let shares = Arc::new(UploadShares::new(&slow));
+    let shares = Arc::new(UploadShares::new(64 * MIB, &slow));
     let began = Instant::now();
     let red = shares.clone();
     let red = tokio::spawn(async move {
         for _ in 0..10 {
-            drop(red.turn(&job("red~llama"), PART).await.unwrap());
+            turn(&red, "red~llama", MIB, Payment::First).await.sent();
         }
     });
     for name in ["blue~llama", "llama"] {
         for _ in 0..100 {
-            drop(shares.turn(&job(name), PART).await.unwrap());
+            turn(&shares, name, MIB, Payment::First).await.sent();
         }
     }
     assert_eq!(began.elapsed(), Duration::ZERO);
@@ -74,22 +80,152 @@ async fn a_tenant_has_its_rate_and_holds_up_nobody_meanwhile() {
     assert_eq!(began.elapsed(), Duration::from_secs(10));
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_was_there_already_costs_no_rate() {
+    let slow = TenantRates::from([(Some(TenantName::new("red").unwrap()), MIB)]);
+    let shares = UploadShares::new(64 * MIB, &slow);
+    let began = Instant::now();
+    for payment in [Payment::IfSent, Payment::First] {
+        let turn = turn(&shares, "red~llama", 4 * MIB, payment).await;
+        turn.not_needed().await.unwrap();
+    }
+    // Whoever pays first has waited already, and has it back afterwards.
+    assert_eq!(began.elapsed(), Duration::from_secs(4));
+    let mut turn = turn(&shares, "red~llama", 4 * MIB, Payment::IfSent).await;
+    turn.settle(2 * MIB).await.unwrap();
+    turn.sent();
+    assert_eq!(began.elapsed(), Duration::from_secs(6));
+    assert_eq!(shares.taken(), (0, 0));
+}
+
 #[tokio::test]
 async fn whoever_stops_waiting_leaves_no_gap() {
-    let shares = UploadShares::new(&TenantRates::new());
+    let room = CopyRoom::new(PIECES_MAX);
     let (first, mut held) = (job("red~a"), Vec::new());
-    for _ in 0..PUTS_AT_ONCE {
-        held.push(shares.turn(&first, 1).await.unwrap());
+    for _ in 0..PIECES_MAX {
+        held.push(room.take(&first, 1).await);
     }
     for _ in 0..3 {
         let next = job("red~c");
-        let wait = shares.turn(&next, 1);
+        let wait = room.take(&next, 1);
         let wait = tokio::time::timeout(Duration::from_millis(5), wait).await;
         assert!(wait.is_err(), "one part too many");
     }
     drop(held);
-    drop(shares.turn(&job("red~c"), 1).await.unwrap());
-    drop(shares.turn(&job("blue~c"), 1).await.unwrap());
+    drop(room.take(&job("red~c"), 1).await);
+    drop(room.take(&job("blue~c"), 1).await);
+    assert_eq!(room.taken(), (0, 0));
+}
+
+/// Who has what of a room, in the order in which it was given.
+async fn given(room: &Arc<CopyRoom>, wanted: &[(&'static str, u64)]) -> Vec<(&'static str, u64)> {
+    let (given, mut order) = tokio::sync::mpsc::unbounded_channel();
+    for (name, bytes) in wanted.iter().copied() {
+        let (room, given) = (room.clone(), given.clone());
+        tokio::spawn(async move {
+            let place = room.take(&job(name), bytes).await;
+            given.send((name, bytes)).unwrap();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            place.moved();
+        });
+        // They come one after the other.
+        tokio::task::yield_now().await;
+    }
+    drop(given);
+    let mut all = Vec::new();
+    while let Some(one) = order.recv().await {
+        all.push(one);
+    }
+    all
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_part_larger_than_the_room_goes_alone_and_is_passed_by_nobody() {
+    let room = CopyRoom::new(64 * MIB);
+    let (large, small) = (("red~a", 100 * MIB), ("blue~a", 16 * MIB));
+    let mut wanted = vec![small; 4];
+    wanted.push(large);
+    wanted.extend([small; 8]);
+    let began = Instant::now();
+    let order = given(&room, &wanted).await;
+    assert_eq!(order.len(), 13);
+    // Four have the room when it comes, and those that come later wait until it has gone.
+    assert_eq!(order[4], large, "{order:?}");
+    assert_eq!(began.elapsed(), Duration::from_secs(1 + 1 + 2));
+    assert_eq!(room.taken(), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn tenants_have_equal_bytes_whatever_their_parts_are() {
+    let room = CopyRoom::new(64 * MIB);
+    let mut wanted = vec![("red~a", 32 * MIB); 12];
+    wanted.extend([("blue~a", 8 * MIB); 20]);
+    let order = given(&room, &wanted).await;
+    // Red has the room at first. From then on each has half of it, until blue has had its 160 MiB.
+    let last = order.iter().rposition(|one| one.0 == "blue~a").unwrap();
+    let reds = order[..last].iter().filter(|one| one.0 == "red~a").count();
+    assert!((5..=8).contains(&reds), "{reds} of red's before: {order:?}");
+    assert_eq!((order.len(), room.taken()), (32, (0, 0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_part_that_waits_is_not_in_memory() {
+    let mut world = World::over_a_link(0, Packing::None, u64::MAX);
+    world.limits.in_flight_bytes = 4 * MIB;
+    let saved = world.seal(1, noise(1, 2 * PART));
+    world.trickle = distant(&world);
+    let shares = &world.trickle.shares;
+    let all = turn(shares, "red~a", 4 * MIB, Payment::First).await;
+    let change = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let slot = world.memory.slot(saved.shard.slot).unwrap();
+        slot.write_at(0, b"others").unwrap();
+        all.sent();
+    };
+    let (uploaded, ()) = futures::future::join(world.upload(&saved, None), change).await;
+    assert!(uploaded.is_err(), "it was read before there was room");
+    assert_eq!(world.trickle.shares.taken(), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn tenants_with_more_than_there_is_room_for_all_come_to_an_end() {
+    let room = 16;
+    let began = Instant::now();
+    let mut world = World::over_a_link(0, Packing::None, u64::MAX);
+    world.limits.in_flight_bytes = room * MIB;
+    let mut shards = Vec::new();
+    for name in ["red~llama", "blue~llama", "green~llama", "llama"] {
+        world.job = job(name);
+        for step in 1..=2 {
+            shards.push(world.seal(step, noise(step, 40 * PART)));
+        }
+    }
+    world.trickle = distant(&world);
+    let trickle = &world.trickle;
+    let uploads = shards.iter().map(|saved| {
+        trickle.upload(
+            &saved.manifest,
+            RANK,
+            &saved.shard,
+            None,
+            Leftovers::Perhaps,
+        )
+    });
+    let uploads = futures::future::try_join_all(uploads);
+    let watch = async {
+        loop {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            assert!(trickle.shares.taken().0 <= room * MIB);
+        }
+    };
+    tokio::select! {
+        // 20 times the room; each shard's table takes a second besides.
+        all = uploads => assert_eq!(all.unwrap().len(), 8),
+        () = watch => unreachable!(),
+    }
+    let took = began.elapsed();
+    assert!((20..30).contains(&took.as_secs()), "{took:?}");
+    assert_eq!(trickle.shares.taken(), (0, 0));
 }
 
 /// A tier that takes a second for each part and each read, and threads that need no time.
@@ -105,14 +241,15 @@ fn distant(world: &World) -> Trickle {
 }
 
 #[tokio::test(start_paused = true)]
-async fn five_parts_of_a_shard_are_under_way_at_once() {
+async fn as_many_parts_of_a_shard_are_under_way_as_there_is_room_for() {
     let mut world = World::over_a_link(0, Packing::None, u64::MAX);
+    world.limits.in_flight_bytes = 10 * MIB;
     let saved = world.seal(1, noise(1, 20 * PART));
     world.trickle = distant(&world);
     let began = Instant::now();
     world.upload(&saved, None).await.unwrap();
     let alone = began.elapsed();
-    assert_eq!(alone, Duration::from_secs(20 / 5));
+    assert_eq!(alone, Duration::from_secs(20 / 10));
     world.publish(&saved, &by_job()).await.unwrap();
     world.comes_back(&saved).await;
 }
@@ -123,6 +260,8 @@ async fn windows_of_a_shard_are_fetched_at_once() {
     let (small, large) = (noise(1, 8 * PART), noise(2, 80 * PART));
     let (small, _) = world.save(1, small, None).await;
     let (large, _) = world.save(2, large, None).await;
+    // Half of it is for reads.
+    world.limits.in_flight_bytes = 2 * 80 * MIB;
     world.trickle = distant(&world);
     let began = Instant::now();
     world.comes_back(&small).await;

@@ -63,6 +63,7 @@ fn chunk() -> ChunkSize {
 fn limits(packing: Packing, require_mac: RequireMac) -> TrickleLimits {
     TrickleLimits {
         part_bytes: 1 << 20,
+        in_flight_bytes: 64 << 20,
         rate: None,
         packing,
         increments: 8,

@@ -37,6 +37,13 @@ use io_choice::{DirectIo, refuses_direct};
 /// Blocking calls in flight at a time: enough to keep a parallel file system busy.
 const BLOCKING_CALLS_MAX: usize = 16;
 
+const LIMITS: StoreLimits = StoreLimits {
+    part_bytes_min: 1,
+    part_bytes_max: super::CALL_BYTES_MAX,
+    parts_max: 100_000,
+    form: StoredForm::Plain,
+};
+
 /// Objects as files below one directory.
 #[derive(Debug, Clone)]
 pub struct Directory {
@@ -173,12 +180,7 @@ impl Directory {
 #[async_trait]
 impl Store for Directory {
     fn limits(&self) -> StoreLimits {
-        StoreLimits {
-            part_bytes_min: 1,
-            part_bytes_max: super::CALL_BYTES_MAX,
-            parts_max: 100_000,
-            form: StoredForm::Plain,
-        }
+        LIMITS
     }
 
     async fn begin(&self, key: &ObjectKey, part_bytes: PartBytes) -> Result<Upload, StoreError> {
@@ -187,13 +189,9 @@ impl Store for Directory {
             .await
     }
 
-    async fn resume(
-        &self,
-        key: &ObjectKey,
-        part_bytes: PartBytes,
-    ) -> Result<Option<Upload>, StoreError> {
+    async fn resume(&self, key: &ObjectKey, _: PartBytes) -> Result<Option<Upload>, StoreError> {
         let key = key.clone();
-        self.blocking("resume", move |inner| inner.resume(&key, part_bytes))
+        self.blocking("resume", move |inner| inner.resume(&key))
             .await
     }
 

@@ -7,11 +7,11 @@ use std::sync::PoisonError;
 use bytes::Bytes;
 use rustix::fs::FileType;
 
-use super::Inner;
 use super::beneath::{Beneath, FileFault, OpenFor, join};
 use super::files::{PlaceError, reserved};
 use super::io_choice::refuses_direct;
 use super::journal::{self, JOURNAL_BYTES_MAX, Journal};
+use super::{Inner, LIMITS};
 use crate::trickle::store::{
     KeyPrefix, ObjectKey, PartBytes, PartNumber, PartState, StoreError, Upload, UploadId,
 };
@@ -61,11 +61,7 @@ impl Inner {
         Ok(upload)
     }
 
-    pub(super) fn resume(
-        &self,
-        key: &ObjectKey,
-        part_bytes: PartBytes,
-    ) -> Result<Option<Upload>, StoreError> {
+    pub(super) fn resume(&self, key: &ObjectKey) -> Result<Option<Upload>, StoreError> {
         let beneath = self.beneath()?;
         for folder in self.folders_of(key)? {
             let Some(journal) = self.read_journal(&beneath, &folder)? else {
@@ -75,7 +71,10 @@ impl Inner {
             let Ok(data) = beneath.length(&join(&folder, DATA)) else {
                 continue;
             };
-            if journal.key != *key || journal.part_bytes != part_bytes.get() {
+            let Ok(part_bytes) = PartBytes::new(journal.part_bytes, &LIMITS) else {
+                continue;
+            };
+            if journal.key != *key {
                 continue;
             }
             let name = folder.rsplit('/').next().unwrap_or_default();

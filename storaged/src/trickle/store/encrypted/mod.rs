@@ -96,6 +96,14 @@ impl Encrypted {
         PartBytes::new(frames * SEALED_BYTES, &self.inner.limits())
     }
 
+    /// An upload of the store below in parts of the size that they have here; none if no parts of that size are sealed.
+    fn opened_upload(&self, below: &Upload) -> Option<Upload> {
+        let sealed = below.part_bytes().get();
+        let whole = sealed.is_multiple_of(SEALED_BYTES);
+        let plain = PartBytes::new(sealed / SEALED_BYTES * FRAME_BYTES, &self.limits());
+        Some(below.in_parts_of(plain.ok().filter(|_| whole)?))
+    }
+
     /// An upload as the store below knows it.
     fn sealed_upload(&self, upload: &Upload) -> Result<Upload, StoreError> {
         Ok(upload.in_parts_of(self.sealed_parts(upload.part_bytes())?))
@@ -355,8 +363,8 @@ impl Store for Encrypted {
         if self.sealing.is_none() {
             return below.resume(key, part_bytes).await;
         }
-        let found = below.resume(key, self.sealed_parts(part_bytes)?).await;
-        Ok(found?.map(|upload| upload.in_parts_of(part_bytes)))
+        let found = below.resume(key, self.sealed_parts(part_bytes)?).await?;
+        Ok(found.and_then(|upload| self.opened_upload(&upload)))
     }
 
     async fn resume_or_begin(
@@ -366,12 +374,16 @@ impl Store for Encrypted {
         leftovers: Leftovers,
     ) -> Result<Upload, StoreError> {
         let below = self.below()?;
-        let sealed = match &self.sealing {
-            None => part_bytes,
-            Some(_) => self.sealed_parts(part_bytes)?,
-        };
+        if self.sealing.is_none() {
+            return below.resume_or_begin(key, part_bytes, leftovers).await;
+        }
+        let sealed = self.sealed_parts(part_bytes)?;
         let upload = below.resume_or_begin(key, sealed, leftovers).await?;
-        Ok(upload.in_parts_of(part_bytes))
+        match self.opened_upload(&upload) {
+            Some(upload) => Ok(upload),
+            // It was left from before encryption.
+            None => self.begin(key, part_bytes).await,
+        }
     }
 
     async fn has_part(

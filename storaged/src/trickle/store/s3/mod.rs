@@ -37,7 +37,7 @@ use failure::{Context, answer_lacks};
 use objects::ObjectSettings;
 
 /// Those of its protocol, which Google's has too.
-pub(super) const S3_LIMITS: StoreLimits = StoreLimits {
+pub(in crate::trickle) const S3_LIMITS: StoreLimits = StoreLimits {
     part_bytes_min: 5 << 20,
     part_bytes_max: CALL_BYTES_MAX,
     parts_max: 10_000,
@@ -127,8 +127,14 @@ impl Store for S3 {
         let Some(id) = self.upload_ids(key).await?.pop() else {
             return Ok(None);
         };
-        let mut upload = Upload::new(key.clone(), id, part_bytes);
-        self.note_parts(&mut upload).await?;
+        let found = Upload::new(key.clone(), id, part_bytes);
+        let parts = self.parts_of(&found).await?;
+        let mut upload = found.in_parts_of(uploads::size_of(&parts, part_bytes));
+        for (number, state) in parts {
+            if state.length <= upload.part_bytes().get() {
+                upload.note(number, state);
+            }
+        }
         Ok(Some(upload))
     }
 

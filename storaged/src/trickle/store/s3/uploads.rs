@@ -1,10 +1,12 @@
 //! Finding unfinished uploads and their parts again.
 
+use std::collections::BTreeMap;
+
 use aws_sdk_s3::types::ChecksumType;
 use md5::{Digest, Md5};
 
 use super::failure::{Context, answer_lacks};
-use super::{PartDigest, PartNumber, PartState, S3, objects};
+use super::{PartDigest, PartNumber, PartState, S3, S3_LIMITS, objects};
 use crate::trickle::store::remote::check_listed;
 use crate::trickle::store::{ObjectKey, PartBytes, StoreError, Upload, UploadId};
 
@@ -23,6 +25,18 @@ pub(super) fn is_of_parts(tag: Option<&str>, upload: &Upload) -> bool {
     }
     let expected = format!("{}-{}", hex::encode(all.finalize()), upload.done().len());
     tag.is_some_and(|tag| tag.trim_matches('"').eq_ignore_ascii_case(&expected))
+}
+
+/// The size of an upload's parts, which the server does not say: all but the last have it. One part alone that is shorter than asked for may
+/// be the last.
+pub(super) fn size_of(parts: &BTreeMap<PartNumber, PartState>, asked: PartBytes) -> PartBytes {
+    let longest = parts.values().map(|part| part.length).max().unwrap_or(0);
+    let full = parts.values().filter(|part| part.length == longest).count();
+    if longest > asked.get() || full > 1 {
+        PartBytes::new(longest, &S3_LIMITS).unwrap_or(asked)
+    } else {
+        asked
+    }
 }
 
 impl S3 {
@@ -105,10 +119,13 @@ impl S3 {
         }
     }
 
-    /// Notes the parts that the server has and that fit the upload's part size.
-    pub(super) async fn note_parts(&self, upload: &mut Upload) -> Result<(), StoreError> {
+    /// The parts that the server has.
+    pub(super) async fn parts_of(
+        &self,
+        upload: &Upload,
+    ) -> Result<BTreeMap<PartNumber, PartState>, StoreError> {
         let context = self.upload_context("list parts of", upload);
-        let mut marker = None;
+        let (mut parts, mut marker) = (BTreeMap::new(), None);
         loop {
             let request = self.client.list_parts().bucket(&self.bucket);
             let request = request
@@ -124,18 +141,17 @@ impl S3 {
                 let (Some(number), Some(length), Some(tag)) = (number, length, part.e_tag()) else {
                     continue;
                 };
-                if length <= upload.part_bytes().get() {
-                    let tag = tag.to_owned();
-                    let digest = match objects::crc64_said(part.checksum_crc64_nvme()) {
-                        Some(sum) => PartDigest::Crc64 { sum, tag },
-                        None => PartDigest::ETag(tag),
-                    };
-                    upload.note(PartNumber(number), PartState { length, digest });
-                }
+                let tag = tag.to_owned();
+                let digest = match objects::crc64_said(part.checksum_crc64_nvme()) {
+                    Some(sum) => PartDigest::Crc64 { sum, tag },
+                    None => PartDigest::ETag(tag),
+                };
+                parts.insert(PartNumber(number), PartState { length, digest });
             }
+            check_listed(&context.what, parts.len())?;
             let more = page.is_truncated() == Some(true) && page.next_part_number_marker.is_some();
             if !more {
-                return Ok(());
+                return Ok(parts);
             }
             marker = page.next_part_number_marker;
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use storaged_core::DurableFault;
+use storaged_core::{DurableFault, Leftovers};
 
 use super::super::{
     Directory, Encrypted, FakeStore, FileIoConfig, KeyPrefix, KeyRing, PartBytes, PartNumber,
@@ -437,6 +437,26 @@ async fn plain_objects_are_read_only_where_that_is_said() {
         plain.slice(3..9)
     );
     assert!(!has_part_of(&raw(&*below, "long").await, &plain));
+}
+
+#[tokio::test]
+async fn an_upload_that_is_found_again_has_parts_of_its_own_size_or_none() {
+    let below = Arc::new(FakeStore::new());
+    let store = encrypted(below.clone(), &["1"]);
+    let size = |frames: u64| PartBytes::new(frames * FRAME as u64, &store.limits()).unwrap();
+    let name = key("run/shard");
+    store.begin(&name, size(2)).await.unwrap();
+    let found = store.resume(&name, size(3)).await.unwrap().unwrap();
+    assert_eq!(found.part_bytes(), size(2));
+    let found = store.resume_or_begin(&name, size(3), Leftovers::Perhaps);
+    assert_eq!(found.await.unwrap().part_bytes(), size(2));
+    // Left from before encryption.
+    let plain = PartBytes::new(FRAME as u64, &below.limits()).unwrap();
+    below.begin(&name, plain).await.unwrap();
+    assert_eq!(store.resume(&name, size(3)).await.unwrap(), None);
+    let begun = store.resume_or_begin(&name, size(3), Leftovers::Perhaps);
+    assert_eq!(begun.await.unwrap().part_bytes(), size(3));
+    assert_eq!(below.uploads_begun(), 3);
 }
 
 /// Parts of 16 MiB begin at whole blocks, in memory that direct I/O takes.

@@ -23,8 +23,8 @@ use tokio::net::TcpListener;
 
 use super::super::s3::PartChecksum;
 use super::super::{
-    KeyPrefix, PartNumber, RetryPolicy, Retrying, S3, S3Config, Store, StoreConfig, StoreError,
-    open,
+    KeyPrefix, PartBytes, PartNumber, RetryPolicy, Retrying, S3, S3Config, Store, StoreConfig,
+    StoreError, open,
 };
 use super::conformance::conforms;
 use super::encrypted::encrypted;
@@ -460,6 +460,37 @@ async fn a_new_client_resumes_an_upload() {
     found.note(PartNumber(1), state);
     store.complete(&found, bytes.len() as u64).await.unwrap();
     assert_eq!(store.get(&key("shard"), None).await.unwrap(), bytes);
+}
+
+#[tokio::test]
+async fn an_upload_is_found_again_in_parts_of_its_own_size() {
+    let root = tempfile::tempdir().unwrap();
+    let endpoint = serve(root.path()).await;
+    let store = client(&endpoint, "secret");
+    let size = part_bytes(&store);
+    let larger = PartBytes::new(2 * size.get(), &store.limits()).unwrap();
+    let bytes = pattern(3 * size.get() as usize, 1);
+    let name = key("shard");
+    let begun = store.begin(&name, size).await.unwrap();
+    for (number, asked, expected) in [
+        // One part alone may be the last one of larger ones.
+        (0, larger, larger),
+        (1, larger, size),
+        (2, size, size),
+    ] {
+        let part = part_of(&bytes, size, PartNumber(number));
+        let put = store.put_part(&begun, PartNumber(number), part);
+        put.await.unwrap();
+        let found = store.resume(&name, asked).await.unwrap().unwrap();
+        assert_eq!(found.part_bytes(), expected, "{number}");
+        assert_eq!(found.done().len() as u32, number + 1);
+    }
+    // Those that are longer than asked for tell.
+    let begun = store.begin(&name, larger).await.unwrap();
+    let part = part_of(&bytes, larger, PartNumber(0));
+    store.put_part(&begun, PartNumber(0), part).await.unwrap();
+    let found = store.resume(&name, size).await.unwrap().unwrap();
+    assert_eq!(found.part_bytes(), larger);
 }
 
 /// What it takes to write an object of two parts.
