@@ -255,6 +255,45 @@ async fn as_many_parts_of_a_shard_are_under_way_as_there_is_room_for() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn packed_parts_go_beside_one_another_too() {
+    let mut world = World::over_a_link(0, Packing::Zstd, u64::MAX);
+    world.limits.in_flight_bytes = 10 * MIB;
+    // Noise: frames are as long as their chunks, and a little more.
+    let saved = world.seal(1, noise(1, 20 * PART));
+    world.trickle = distant(&world);
+    let began = Instant::now();
+    world.upload(&saved, None).await.unwrap();
+    let took = began.elapsed();
+    assert!((2..5).contains(&took.as_secs()), "{took:?}");
+    assert_eq!(world.trickle.shares.taken(), (0, 0));
+    world.publish(&saved, &by_job()).await.unwrap();
+    world.comes_back(&saved).await;
+}
+
+/// Whoever makes a part has the room for it, and no more: with room for one alone all of them go.
+#[tokio::test]
+async fn with_room_for_one_part_packed_shards_and_increments_go_too() {
+    for (packing, increments) in [(Packing::Zstd, 0), (Packing::None, 4)] {
+        let mut world = World::over_a_link(increments, packing, 1 << 30);
+        world.limits.in_flight_bytes = MIB;
+        world.trickle = Trickle::new(world.store.clone(), world.memory.clone(), world.limits);
+        let (full, _) = world.save(1, noise(1, 5 * PART), None).await;
+        let other = world.seal(2, noise(2, 5 * PART));
+        let copied = world.copy(&other, Some(&full)).await;
+        assert_eq!(copied.increment.is_some(), increments > 0);
+        assert!(copied.stored > 4 * MIB, "several parts");
+        for saved in [&full, &other] {
+            world.comes_back(saved).await;
+        }
+        let trickle = &world.trickle;
+        assert_eq!(
+            (trickle.shares.taken(), trickle.windows.taken()),
+            ((0, 0), (0, 0))
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn windows_of_a_shard_are_fetched_at_once() {
     let mut world = World::over_a_link(0, Packing::None, u64::MAX);
     let (small, large) = (noise(1, 8 * PART), noise(2, 80 * PART));
