@@ -215,13 +215,11 @@ impl Daemon {
             asked: from_ops,
         } = ops;
         let node = Node::new(setup(&config, generation))?;
+        let door = env.stage.take();
         let StageDoor {
             events: to_stage,
             received: from_stage,
-        } = match env.stage.take() {
-            Some(door) => door,
-            None => open_stage(&config)?,
-        };
+        } = door.map_or_else(|| open_stage(&config), Ok)?;
         start::start_hyperpod(&config, to_stage.of_tenants(), &ops).await?;
         let (reloads, from_reloads) = mpsc::channel(1);
         ops.metrics.expect_nodes(&config.members);

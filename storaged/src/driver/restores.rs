@@ -16,12 +16,12 @@ type Opened = (ConnId, Digest, Rank);
 /// What is being measured.
 #[derive(Debug, Default)]
 pub(super) struct RestoreTimes {
-    asked: BTreeMap<RequestId, Asked>,
+    asked: BTreeMap<RequestId, RestoreAsked>,
     open: BTreeMap<Opened, (Rung, Instant)>,
 }
 
 #[derive(Debug)]
-struct Asked {
+struct RestoreAsked {
     at: Instant,
     shard: Option<(Digest, Rank)>,
 }
@@ -42,12 +42,12 @@ impl RestoreTimes {
             }
             _ => return,
         };
-        self.asked.insert(id, Asked { at, shard });
+        self.asked.insert(id, RestoreAsked { at, shard });
     }
 
     /// It is answered. What was refused has no time of its own: it waited for as long as its caller wanted.
     pub fn answers(&mut self, id: RequestId, reply: &Reply, metrics: &Metrics) {
-        let Some(Asked { at, shard }) = self.asked.remove(&id) else {
+        let Some(RestoreAsked { at, shard }) = self.asked.remove(&id) else {
             return;
         };
         match (reply, shard) {

@@ -7,9 +7,9 @@ use storaged_wire::local::{
 };
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{
-    CheckpointKey, DropAnswer, DropOrder, Fence, HighMark, Holding, Lane, LinkTally, NamedRun,
-    NamespaceMark, ParcelPlace, PeerMessage, PromiseOutcome, Relay, SealedShard, SessionFault,
-    SessionKind, SessionRecord, StreamRecord, SumChecks, TablePage, TablePlace, UnowedCause,
+    CheckpointKey, DropAnswer, Fence, HighMark, Holding, Lane, LinkTally, NamedRun, NamespaceMark,
+    ParcelPlace, PeerMessage, PromiseOutcome, Relay, SealedShard, SessionFault, SessionKind,
+    SessionRecord, StreamRecord, SumChecks, TablePage, TablePlace, UnowedCause,
 };
 use storaged_wire::plan::{
     CopyFault, PassedOverCause, RestorePlan, ShardSource, Source, Unrestorable,
@@ -565,13 +565,6 @@ fn namespace_messages() -> Vec<PeerMessage> {
             up_to: mark(),
             durable: true,
         },
-        PeerMessage::Drop(DropOrder {
-            query,
-            namespace: namespace(),
-            owner,
-            force: true,
-            proof: None,
-        }),
         PeerMessage::Dropped {
             query,
             answer: freed(),

@@ -52,6 +52,10 @@ pub fn messages() -> Vec<PeerMessage> {
     let Rotation { succession, keys } = rotation();
     let order = drop_order();
     vec![
+        PeerMessage::Drop(DropOrder {
+            proof: None,
+            ..order.clone()
+        }),
         PeerMessage::Drop(order.clone()),
         PeerMessage::CheckOrder {
             query: 7,

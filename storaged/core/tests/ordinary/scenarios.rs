@@ -180,6 +180,20 @@ pub const SCENARIOS: &[Scenario] = &[
         ..CALM
     },
     Scenario {
+        name: "places_refilled_and_memory_stays",
+        places: Changes::Machines,
+        crashes: Crashes::DaemonsAlone,
+        ..CALM
+    },
+    Scenario {
+        name: "places_refilled_and_runs_from_a_registry",
+        places: Changes::Machines,
+        links: true,
+        twins: true,
+        runs: RunAuthority::Registry,
+        ..CALM
+    },
+    Scenario {
         name: "more_and_fewer_places",
         places: Changes::Sizes,
         ..CALM

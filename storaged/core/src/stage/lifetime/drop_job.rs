@@ -56,15 +56,13 @@ impl Drops {
                 let is_proven = cx.has_proof_of(&order);
                 cx.send(from, PeerMessage::OrderChecked { query, is_proven });
             }
-            PeerMessage::OrderChecked {
-                query,
-                is_proven: true,
-            } => self.checks.proven_by(from, QueryId(query), cx),
-            PeerMessage::OrderChecked { query, .. } => {
-                self.checks.unproven_by(from, QueryId(query), cx);
-            }
-            PeerMessage::Dropped { query, answer } => {
-                self.dropped_told(from, QueryId(query), answer, cx);
+            PeerMessage::OrderChecked { query, is_proven } => {
+                let query = QueryId(query);
+                if is_proven {
+                    self.checks.proven_by(from, query, cx);
+                } else {
+                    self.checks.unproven_by(from, query, cx);
+                }
             }
             other => return Some(other),
         }
