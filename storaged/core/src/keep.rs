@@ -136,7 +136,7 @@ impl Context {
             evicted: table.evicted,
             failed: table.failed.kept(),
             pins: table.pins.told(),
-            order_key: self.keys.orders(&namespace),
+            order_key: self.keys.orders(&namespace, table.owner),
             copied: table.copied,
             manifest_key: keys.map(|keys| keys.newest),
             durable: self.keys.durable(&namespace),

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use storaged_wire::peer::OrderKey;
-use storaged_wire::{DurableStep, JobKeys, ManifestKey, Namespace};
+use storaged_wire::{DurableStep, JobKeys, ManifestKey, Namespace, Owner};
 
 use crate::api::{ConnId, Now};
 
@@ -23,7 +23,7 @@ pub(crate) struct ManifestKeys {
     pub said: BTreeMap<ConnId, SaidKeys>,
     pub jobs: BTreeMap<Namespace, JobKeys>,
     /// Of jobs whose token was said here: what proves an order to let a job go.
-    orders: BTreeMap<Namespace, OrderKey>,
+    orders: BTreeMap<Namespace, (Owner, OrderKey)>,
     /// The newest checkpoint known to have been durable.
     pub durable: BTreeMap<Namespace, DurableStep>,
     /// The newest known to have a MAC: a release before MACs may have published others.
@@ -47,13 +47,15 @@ impl ManifestKeys {
         self.with_mac.get(namespace).copied()
     }
 
-    pub fn orders(&self, namespace: &Namespace) -> Option<OrderKey> {
-        self.orders.get(namespace).copied()
+    /// That of a job which belongs to this owner.
+    pub fn orders(&self, namespace: &Namespace, owner: Owner) -> Option<OrderKey> {
+        let (of, key) = self.orders.get(namespace)?;
+        (*of == owner).then_some(*key)
     }
 
     /// Whether it was not known.
-    pub fn note_orders(&mut self, namespace: &Namespace, key: OrderKey) -> bool {
-        self.orders.insert(namespace.clone(), key) != Some(key)
+    pub fn note_orders(&mut self, namespace: &Namespace, owner: Owner, key: OrderKey) -> bool {
+        self.orders.insert(namespace.clone(), (owner, key)) != Some((owner, key))
     }
 
     /// A connection is gone.

@@ -44,6 +44,10 @@ impl Context {
 
     /// Of each job what speaks against the end of this node, where it holds something of that step.
     pub fn ends_with_this_node(&self, bears: Option<u32>) -> Vec<String> {
+        // Before its links are up it would count nothing on anybody.
+        if !self.settled() {
+            return Vec::new();
+        }
         let newest = |namespace: &&Namespace| self.newest_to_restore(namespace);
         let namespaces: BTreeSet<&Namespace> =
             self.checkpoints.keys().map(|key| &key.namespace).collect();

@@ -42,7 +42,8 @@ impl Context {
         let attached = self.attached(id)?.clone();
         let namespace = &attached.namespace;
         // Who reads by being an operator alone writes nothing of the job, and a board is there to be written.
-        if attached.said.is_none() && !planted!("operators_get_boards") {
+        let said = attached.said;
+        if said.is_none() && !planted!("operators_get_boards") {
             return Err(wrong_token(namespace));
         }
         let before = self.board_of(namespace, rank, kind)?;
@@ -77,6 +78,11 @@ impl Context {
             self.namespaces.remove(namespace);
         }
         self.table_of_boards(namespace, attached.owner);
+        // Who else is to have them dropped proves it by the same token.
+        if let Some(said) = said {
+            self.keys
+                .note_orders(namespace, attached.owner, said.orders);
+        }
         if is_told_of_another {
             // It may be true.
             self.ask_for_owner(namespace);

@@ -37,8 +37,9 @@ impl Context {
         let is_newest = |said: &SaidKeys| proven.is_none_or(|it| it.is_under(&said.keys.newest));
         if let Some(SaidKeys { keys, orders }) = said.filter(is_newest) {
             self.set_keys(namespace, keys);
-            if let Some(orders) = orders
-                && self.keys.note_orders(namespace, orders)
+            let owner = self.owner_of(namespace);
+            if let Some((orders, owner)) = orders.zip(owner)
+                && self.keys.note_orders(namespace, owner, orders)
             {
                 self.keeping.touch_job(namespace);
             }
@@ -64,7 +65,7 @@ impl Context {
             self.keys.jobs.insert(job.namespace.clone(), keys);
         }
         if let Some(orders) = job.order_key {
-            self.keys.note_orders(&job.namespace, orders);
+            self.keys.note_orders(&job.namespace, job.owner, orders);
         }
         if let Some(durable) = job.durable {
             self.keys.durable.insert(job.namespace.clone(), durable);

@@ -2,11 +2,11 @@
 
 use crate::cluster::Cluster;
 use crate::cluster::tokens::{NEW, OTHER, code};
-use crate::testkit::{TOKEN, hello_by, name, namespace};
+use crate::testkit::{TOKEN, hello_by, name, namespace, plan_newest};
 use storaged_core::{ConnId, Input, Viewer};
-use storaged_wire::local::{DurableWish, Reply, Request, Role};
+use storaged_wire::local::{BoardKind, DurableWish, Reply, Request, Role};
 use storaged_wire::peer::{DropAnswer, DropOrder, OrderKey, PeerMessage};
-use storaged_wire::{Owner, RefusalCode};
+use storaged_wire::{Namespace, Owner, Rank, RefusalCode};
 
 /// It codes for the job and has none of its trainers.
 const LIAR: usize = 5;
@@ -130,6 +130,61 @@ fn a_job_goes_for_its_newest_token_where_the_first_one_was_said() {
     cluster.run_for(2_000);
     let reader = cluster.comes_by(4, &namespace(), NEW);
     freed_by(&mut cluster, 4, reader);
+}
+
+/// A job that has made boards and opened no run yet.
+#[test]
+fn boards_go_for_the_token_that_they_were_made_by_alone() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    cluster.ask_of("boards");
+    let job = Namespace::new("boards").expect("a name");
+    let conn = cluster.comes_by(0, &job, TOKEN);
+    let (rank, kind, bytes) = (Rank::new(0), BoardKind::Batches, 100);
+    let board = Request::Board { rank, kind, bytes };
+    let made = cluster.ask(0, conn, board);
+    assert!(!matches!(made, Reply::Refused(_)), "{made:?}");
+    let boards = |cluster: &mut Cluster| cluster.ram(0).node.audit().boards;
+    let plain = DropOrder {
+        namespace: job.clone(),
+        ..order(1)
+    };
+    let mut proven = |token: &[u8]| {
+        let key = OrderKey::of_token(&job, token);
+        let proof = Some(key.prove(&plain, name(LIAR)));
+        let order = DropOrder {
+            proof,
+            ..plain.clone()
+        };
+        says(&mut cluster, &order);
+        boards(&mut cluster)
+    };
+    assert_eq!(proven(b"a token of another job"), 1);
+    assert_eq!(proven(TOKEN), 0);
+}
+
+/// A node that has nothing of the job and has never heard its token would tell again how far it got: a plan would wait for that.
+#[test]
+fn nodes_without_blocks_forget_how_far_a_job_got_that_was_dropped() {
+    let mut cluster = Cluster::start_of(9, 4, 2, 10);
+    cluster.save_on_all(2, DurableWish::Never);
+    cluster.run_for(2_000);
+    let bystander = (0..9).rev().find(|node| cluster.held(*node).is_empty());
+    let bystander = bystander.expect("few nodes have a part of it");
+    cluster.end_job();
+    cluster.run_for(2_000);
+    let reader = cluster.connect(0, Role::Reader);
+    let (force, timeout_ms) = (false, 5_000);
+    let reply = cluster.ask(0, reader, Request::Drop { force, timeout_ms });
+    assert!(matches!(reply, Reply::Dropped(_)), "{reply:?}");
+    cluster.pause(1, 20_000);
+    let reader = cluster.connect(bystander, Role::Reader);
+    let reply = cluster.ask(bystander, reader, plan_newest(5_000));
+    assert_ne!(
+        code(&reply),
+        Some(RefusalCode::NewerUnreachable),
+        "{reply:?}"
+    );
+    assert!(matches!(reply, Reply::Refused(_)), "{reply:?}");
 }
 
 /// Those that have heard the token are away: nobody can say whether the order is right, and what is left may be all that there is of the

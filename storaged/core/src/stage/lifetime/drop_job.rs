@@ -64,6 +64,9 @@ impl Drops {
                     self.checks.unproven_by(from, query, cx);
                 }
             }
+            PeerMessage::Dropped { query, answer } => {
+                self.dropped_told(from, QueryId(query), answer, cx);
+            }
             other => return Some(other),
         }
         None

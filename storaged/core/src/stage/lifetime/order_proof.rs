@@ -34,6 +34,8 @@ enum Grounds {
     Words(BTreeSet<NodeName>),
     /// Nothing, for this reason.
     None(String),
+    /// Nothing is needed: of the job there is nothing here.
+    Needless,
 }
 
 impl OrderChecks {
@@ -61,6 +63,7 @@ impl OrderChecks {
             Grounds::Proof => cx.follow_order(from, &order),
             Grounds::None(why) => cx.ignore_order(from, &order, &why),
             Grounds::Words(nodes) => self.ask_about(nodes, from, order, cx),
+            Grounds::Needless => cx.forget_how_far_it_got(from, &order),
         }
     }
 
@@ -127,23 +130,25 @@ impl Context {
     fn order_key(&self, order: &DropOrder) -> Option<OrderKey> {
         let namespace = &order.namespace;
         let has_no_token = || order.owner == Owner::of_token(b"");
-        let known = self.keys.orders(namespace);
+        let known = self.keys.orders(namespace, order.owner);
         known.or_else(|| has_no_token().then(|| OrderKey::of_token(namespace, b"")))
     }
 
     /// Whether the job's token was said here, and makes the proof of an order.
     pub(super) fn has_proof_of(&self, order: &DropOrder) -> bool {
-        self.owner_of(&order.namespace) == Some(order.owner)
+        let table = self.namespaces.get(&order.namespace);
+        table.is_some_and(|table| table.owner == order.owner)
             && self
                 .order_key(order)
                 .is_some_and(|key| key.has_proven(order))
     }
 
     fn grounds_of(&self, from: &NodeName, order: &DropOrder) -> Grounds {
-        // Of a job that nobody has opened, as this node knows, there are boards alone.
-        let is_nobodys = self.owner_of(&order.namespace).is_none();
-        if from == self.me() || is_nobodys || planted!("anybody_drops_jobs") {
+        if from == self.me() || planted!("anybody_drops_jobs") {
             return Grounds::Proof;
+        }
+        if !self.namespaces_holding().contains(&order.namespace) {
+            return Grounds::Needless;
         }
         let Some(proof) = &order.proof else {
             return Grounds::None("the order has none".into());
@@ -154,11 +159,13 @@ impl Context {
         if self.has_proof_of(order) {
             return Grounds::Proof;
         }
+        if self.order_key(order).is_some() {
+            return Grounds::None("its proof is by another token".into());
+        }
         self.words_for(from, order)
     }
 
-    /// Whom to ask: nodes with trainers or shards of the job, other than the one that wants it dropped; where there is nothing of it here,
-    /// which would be all that says who they are, anybody.
+    /// Whom to ask: nodes with trainers or shards of the job, other than the one that wants it dropped.
     fn words_for(&self, from: &NodeName, order: &DropOrder) -> Grounds {
         let mut know = self.nodes_attached(&order.namespace);
         let of_job = |key: &CheckpointKey| key.namespace == order.namespace;
@@ -173,9 +180,6 @@ impl Context {
             return Grounds::Proof;
         }
         know.extend(with_shards);
-        if know.is_empty() {
-            know.extend(self.peers.keys().cloned());
-        }
         know.retain(|node| node != from && self.is_up(node) && self.is_believed(node));
         if know.is_empty() {
             return Grounds::None("no other node is up that may have heard its token".into());
@@ -187,19 +191,29 @@ impl Context {
         Grounds::Words(asked.cloned().collect())
     }
 
-    /// Answers an order that is not proven. Of what is not here nothing stays.
+    /// Follows an order as a node does that has nothing of the job, which nobody need prove. Were it remembered here how far the job got, that
+    /// would be told again to all that come up. Of its pins the nodes tell that have let it go.
+    fn forget_how_far_it_got(&mut self, from: &NodeName, order: &DropOrder) {
+        if let Some(table) = self.namespaces.get_mut(&order.namespace) {
+            table.mark = None;
+            self.keeping.touch_job(&order.namespace);
+        }
+        self.answer_order(from, order, nothing_freed());
+    }
+
+    /// Answers an order that is not proven.
     fn ignore_order(&mut self, from: &NodeName, order: &DropOrder, why: &str) {
         let job = &order.namespace;
-        let answer = if self.namespaces_holding().contains(job) {
-            DropAnswer::Refused(format!(
-                "expected an order with a proof by the token of {job}, said here or at a node that has its shards: {why}; have it dropped at this node too"
-            ))
-        } else {
-            DropAnswer::Freed {
-                bytes: 0,
-                checkpoints: 0,
-            }
-        };
-        self.answer_order(from, order, answer);
+        let refused = DropAnswer::Refused(format!(
+            "expected an order with a proof by the token of {job}, said here or at a node that has its shards: {why}; have it dropped at this node too"
+        ));
+        self.answer_order(from, order, refused);
+    }
+}
+
+fn nothing_freed() -> DropAnswer {
+    DropAnswer::Freed {
+        bytes: 0,
+        checkpoints: 0,
     }
 }
