@@ -238,7 +238,7 @@ impl Default for TrickleSection {
         Self {
             every: 0,
             part: ByteSize::mib(16),
-            in_flight: ByteSize::mib(512),
+            in_flight: ByteSize::mib(320),
             rate: None,
             packing: Packing::None,
             increments: 0,

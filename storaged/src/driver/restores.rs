@@ -32,6 +32,10 @@ impl RestoreTimes {
         let at = Instant::now();
         let shard = match request {
             Request::Plan { .. } => None,
+            // A drill restores nothing.
+            Request::OpenShard {
+                withheld: Some(_), ..
+            } => return,
             Request::OpenShard { manifest, rank, .. } => Some((*manifest, *rank)),
             Request::CloseShard { manifest, rank } => {
                 let read = self.open.remove(&(id.conn, *manifest, *rank));
@@ -144,7 +148,7 @@ mod tests {
     fn what_is_refused_has_no_time() {
         let metrics = Metrics::new();
         let mut times = RestoreTimes::default();
-        let refusal = Refusal::new(RefusalCode::TimedOut, "it has waited long enough".into());
+        let refusal = Refusal::new(RefusalCode::TimedOut, "it has waited long enough");
         times.asks(id(1, 0), &open(), &metrics);
         times.answers(id(1, 0), &Reply::Refused(refusal), &metrics);
         assert_eq!(counts(&metrics, "open"), [""; 0]);

@@ -200,10 +200,16 @@ struct Turns {
 }
 
 impl Turns {
-    /// Waits for room for a part of at most so many bytes.
-    fn next(&self, bytes: u64) -> Result<Turn, DurableFault> {
+    /// Waits for room for a part of at most so many bytes, as long as somebody wants the parts: who waits for his rate has neither that nor
+    /// the thread to himself.
+    fn next(&self, bytes: u64, parts: &mpsc::Sender<MadePart>) -> Result<Turn, DurableFault> {
         let turn = self.shares.turn(&self.job, bytes, Payment::First);
-        self.runtime.block_on(turn)
+        self.runtime.block_on(async {
+            tokio::select! {
+                turn = turn => turn,
+                () = parts.closed() => Err(local("the upload ended early")),
+            }
+        })
     }
 }
 
@@ -252,7 +258,8 @@ impl RecordMaker {
         if part.turn.is_none() {
             let left = self.shard.length - self.chunk.range(index, self.shard.length).start;
             let most = left + part.records.len() as u64;
-            part.turn = Some(self.turns.next(most.min(self.part_bytes as u64))?);
+            let most = most.min(self.part_bytes as u64);
+            part.turn = Some(self.turns.next(most, &self.parts)?);
         }
         Ok(())
     }

@@ -131,7 +131,7 @@ impl Trickle {
                 let checked = Unchecked::new(block).verify_in(&shard.leaves, index);
                 checked.map_err(|wrong| super::damaged(format!("{key}: {wrong}")))?;
             }
-            room.moved();
+            drop(room);
             first = next;
         }
         Ok(expected)

@@ -11,7 +11,6 @@ mod increment;
 mod index;
 mod leftover;
 mod listing;
-mod pace;
 mod packed;
 mod parts;
 mod provenance;
@@ -55,8 +54,9 @@ pub use threads::TrickleThreads;
 
 /// Bytes of a shard that one read fetches.
 const FETCH_BYTES: u64 = 16 << 20;
-/// Pieces of one shard that are under way or wait for room.
-const PIECES_AT_ONCE: usize = room::PIECES_MAX as usize;
+/// Parts of one shard on their way to the tier at once, also where there is little memory for them: one connection moves a few ten megabytes per
+/// second. More of them share a slow link until none gets through within a request's time.
+const PARTS_AT_ONCE: usize = 5;
 /// The manifest's name within a checkpoint's folder.
 const MANIFEST_OBJECT: &str = "storaged.manifest";
 
@@ -65,7 +65,7 @@ const MANIFEST_OBJECT: &str = "storaged.manifest";
 pub struct TrickleLimits {
     /// Bytes of a part; those of long shards are larger.
     pub part_bytes: u64,
-    /// Memory for parts on their way to the tier, in bytes; half as much for reads from there.
+    /// Memory for parts on their way to the tier, in bytes; two fifths of it for reads from there.
     pub in_flight_bytes: u64,
     /// Bytes per second over all uploads of this node; none for as fast as it goes.
     pub rate: Option<u64>,
@@ -159,7 +159,7 @@ impl Trickle {
     /// Over a store and this node's RAM.
     pub fn new(store: Arc<dyn Store>, memory: Arc<Memory>, limits: TrickleLimits) -> Self {
         // A restart waits for what is read: the rate is for copies beside the training.
-        let read_bytes = limits.in_flight_bytes / 2;
+        let read_bytes = limits.in_flight_bytes / 5 * 2;
         let reads = SharedReads::new(store.clone(), read_bytes);
         let store: Arc<dyn Store> = match limits.rate {
             Some(rate) => Arc::new(store::Throttled::new(store, rate)),
@@ -353,7 +353,7 @@ impl Trickle {
         let windows = windows_of(ranges, entry.length, record.chunk);
         futures::stream::iter(windows)
             .map(|chunks| self.fetch_window(&chain, record, slot, chunks))
-            .buffer_unordered(PIECES_AT_ONCE)
+            .buffer_unordered(room::PIECES_MAX)
             .try_collect::<()>()
             .await?;
         Ok(leaves)
@@ -374,7 +374,7 @@ impl Trickle {
         self.memory.slot(slot).ok_or_else(nobody_waits)?;
         let bytes = self.read_chunks(chain, chunks).await?;
         self.place(record, &chain.leaves(), slot, at, bytes).await?;
-        room.moved();
+        drop(room);
         Ok(())
     }
 

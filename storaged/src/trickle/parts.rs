@@ -12,17 +12,20 @@ use storaged_wire::Manifest;
 use tokio::time::Instant;
 
 use super::fault::local;
+use super::room::PIECES_MAX;
 use super::share::{Payment, Turn};
 use super::store::{
     ObjectKey, PartBytes, PartNumber, PartState, StoreError, StoreLimits, Upload, aligned,
 };
-use super::{PIECES_AT_ONCE, Trickle};
+use super::{PARTS_AT_ONCE, Trickle};
 
 /// A long shard has about so many parts: each is a request, and a line of what completes the upload.
 const PARTS_WANTED: u64 = 256;
 /// Parts that grew are no larger than this part of the memory for parts: one connection moves a few ten megabytes per second, so that a
 /// fast node needs some.
-const CONNECTIONS_MIN: u64 = 16;
+const CONNECTIONS_MIN: u64 = 10;
+/// Shards that share the memory for parts, of two tenants that copy two each.
+const SHARDS_BESIDE: u64 = 4;
 /// Nor larger than this, however much memory there is: one that fails is sent again.
 const PART_BYTES_GROWN_MAX: u64 = 256 << 20;
 
@@ -104,7 +107,7 @@ impl Trickle {
         let began = Instant::now();
         let put = futures::stream::iter(0..parts)
             .map(|number| self.put_range(&upload, number, manifest, shard))
-            .buffer_unordered(PIECES_AT_ONCE);
+            .buffer_unordered(self.parts_at_once(&upload));
         let put: Vec<PutPart> = put.try_collect().await?;
         let sent = put.iter().filter_map(|part| part.sent.as_ref());
         let bytes: u64 = sent.map(|state| state.length).sum();
@@ -122,7 +125,16 @@ impl Trickle {
     ) -> Result<Vec<PutPart>, DurableFault> {
         let under_way = AtomicU64::new(0);
         let put = parts.map(|part| self.put_beside(upload, part, &under_way));
-        put.buffer_unordered(PIECES_AT_ONCE).try_collect().await
+        put.buffer_unordered(self.parts_at_once(upload))
+            .try_collect()
+            .await
+    }
+
+    /// How many parts of an object are on their way at once.
+    fn parts_at_once(&self, upload: &Upload) -> usize {
+        let of_shard = self.limits.in_flight_bytes / SHARDS_BESIDE;
+        let parts = of_shard / upload.part_bytes().get();
+        usize::try_from(parts).map_or(PIECES_MAX, |parts| parts.clamp(PARTS_AT_ONCE, PIECES_MAX))
     }
 
     /// Sends one of several parts, and measures what the way to the tier carries: they share it.
@@ -188,14 +200,18 @@ impl Trickle {
         let part_bytes = upload.part_bytes().get();
         let start = u64::from(number) * part_bytes;
         let range = start..(start + part_bytes).min(shard.length);
-        // What is there already costs no rate.
-        let payment = match upload.done().get(&PartNumber(number)) {
-            Some(_) => Payment::IfSent,
-            None => Payment::First,
-        };
-        let length = range.end - range.start;
-        let turn = self.shares.turn(&manifest.namespace, length, payment);
-        let turn = turn.await?;
+        let number_there = PartNumber(number);
+        let (job, length) = (&manifest.namespace, range.end - range.start);
+        if upload.done().contains_key(&number_there) {
+            // What is there already costs no rate. Where it is something else, its memory is given back before others pay.
+            let _turn = self.shares.turn(job, length, Payment::IfSent).await?;
+            let bytes = self.read_part(manifest, shard, range.clone()).await?;
+            if (self.store.has_part(upload, number_there, &bytes)).await? {
+                let number = number_there;
+                return Ok(PutPart { number, sent: None });
+            }
+        }
+        let turn = self.shares.turn(job, length, Payment::First).await?;
         let bytes = self.read_part(manifest, shard, range).await?;
         let part = MadePart {
             number,
@@ -227,7 +243,7 @@ impl Trickle {
         turn.settle(bytes.len() as u64).await?;
         let state = self.store.put_part(upload, number, bytes).await;
         let sent = Some(state.map_err(DurableFault::from)?);
-        turn.sent();
+        drop(turn);
         Ok(PutPart { number, sent })
     }
 

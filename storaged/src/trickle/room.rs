@@ -1,43 +1,44 @@
-//! CopyRoom in memory, beside the budget, for pieces of shards that are on their way to or from the tier. It is taken before a piece is read.
+//! Room in memory, beside the budget, for pieces of shards that are on their way to or from the tier. It is taken before a piece is read.
 //!
-//! Tenants have it in turn: whoever holds the least is next, so that several have equal parts and one alone has all of it. Who is next waits
-//! for as much as it needs, and nobody passes it meanwhile: also a piece that is larger than the room goes, alone.
+//! Tenants have it in turn: whoever holds the least is next, of those the one that was served longest ago, so that several have equal parts and
+//! one alone has all of it. Who is next waits for as much as it needs, and nobody passes it meanwhile: also a piece that is larger than the
+//! room goes, alone.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use storaged_wire::Namespace;
 use tokio::sync::Notify;
-use tokio::time::Instant;
 
-use super::pace::{CopyPace, Demand};
-
-/// Requests to the tier at once: the shortest piece counts as such a part of the room.
-pub(super) const PIECES_MAX: u64 = 64;
+/// Requests to the tier at once, however short the pieces are.
+pub(super) const PIECES_MAX: usize = 64;
 
 /// A tenant's name; none for the daemon's own user.
 type Tenant = Option<String>;
 
-/// CopyRoom for pieces of all tenants.
+/// Room for pieces of all tenants.
 #[derive(Debug)]
 pub(super) struct CopyRoom {
-    piece_counts_min: u64,
+    most: u64,
     state: Mutex<RoomState>,
     changed: Notify,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct RoomState {
     used: u64,
-    pace: CopyPace,
+    pieces: usize,
     /// Those that hold something or wait.
     tenants: BTreeMap<Tenant, TenantPieces>,
     tickets: u64,
+    served: u64,
 }
 
 #[derive(Debug, Default)]
 struct TenantPieces {
     held: u64,
+    /// When it was served last, counted in pieces.
+    served: u64,
     /// In the order in which they came.
     waiting: VecDeque<WaitingPiece>,
 }
@@ -45,25 +46,15 @@ struct TenantPieces {
 #[derive(Debug)]
 struct WaitingPiece {
     ticket: u64,
-    counts: u64,
+    bytes: u64,
 }
 
-/// What has become of a piece.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PieceEnd {
-    Moved,
-    /// It was there already.
-    NotNeeded,
-    Failed,
-}
-
-/// CopyRoom that a piece has, until it is dropped.
+/// Room that a piece has, until it is dropped.
 #[derive(Debug)]
 pub(super) struct PiecePlace {
     room: Arc<CopyRoom>,
     tenant: Tenant,
-    counts: u64,
-    end: PieceEnd,
+    bytes: u64,
 }
 
 /// A piece that waits; dropped, it waits no more.
@@ -74,24 +65,13 @@ struct PieceInLine<'a> {
 }
 
 impl RoomState {
-    /// The next one: of the tenant that holds the least, or of those the one that has waited for longest.
+    /// The next one. That it was served for long ago decides between tenants that hold the same: where one piece fills the room all hold nothing,
+    /// and who queued many pieces first would have all of them sent first.
     fn next(&self) -> Option<&WaitingPiece> {
-        let firsts = self.tenants.values();
-        let firsts = firsts.filter_map(|pieces| Some((pieces.held, pieces.waiting.front()?)));
-        let next = firsts.min_by_key(|(held, first)| (*held, first.ticket))?;
-        Some(next.1)
-    }
-
-    fn fits(&self, counts: u64) -> bool {
-        self.used == 0 || self.used.saturating_add(counts) <= self.pace.open()
-    }
-
-    fn demand(&self) -> Demand {
-        if self.next().is_some() {
-            Demand::Waiting
-        } else {
-            Demand::Met
-        }
+        let tenants = self.tenants.values();
+        let waiting = tenants.filter(|pieces| !pieces.waiting.is_empty());
+        let next = waiting.min_by_key(|pieces| (pieces.held, pieces.served))?;
+        next.waiting.front()
     }
 
     fn forget_idle(&mut self, tenant: &Tenant) {
@@ -105,15 +85,9 @@ impl RoomState {
 impl CopyRoom {
     /// For so many bytes.
     pub fn new(bytes: u64) -> Arc<Self> {
-        let state = RoomState {
-            used: 0,
-            pace: CopyPace::new(bytes),
-            tenants: BTreeMap::new(),
-            tickets: 0,
-        };
         Arc::new(Self {
-            piece_counts_min: (bytes / PIECES_MAX).max(1),
-            state: Mutex::new(state),
+            most: bytes,
+            state: Mutex::default(),
             changed: Notify::new(),
         })
     }
@@ -134,9 +108,8 @@ impl CopyRoom {
         let mut state = self.state();
         let ticket = state.tickets;
         state.tickets += 1;
-        let counts = bytes.max(self.piece_counts_min);
         let pieces = state.tenants.entry(tenant.clone()).or_default();
-        pieces.waiting.push_back(WaitingPiece { ticket, counts });
+        pieces.waiting.push_back(WaitingPiece { ticket, bytes });
         PieceInLine {
             room: self,
             tenant,
@@ -149,7 +122,12 @@ impl CopyRoom {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that count as taken, and tenants that have or want some.
+    fn fits(&self, state: &RoomState, bytes: u64) -> bool {
+        let is_within = state.used.saturating_add(bytes) <= self.most;
+        state.used == 0 || is_within && state.pieces < PIECES_MAX
+    }
+
+    /// Bytes that are taken, and tenants that have or want some.
     #[cfg(test)]
     pub fn taken(&self) -> (u64, usize) {
         let state = self.state();
@@ -161,19 +139,22 @@ impl PieceInLine<'_> {
     fn admitted(&self) -> Option<PiecePlace> {
         let mut state = self.room.state();
         let next = state.next()?;
-        let counts = next.counts;
-        if next.ticket != self.ticket || !state.fits(counts) {
+        let bytes = next.bytes;
+        if next.ticket != self.ticket || !self.room.fits(&state, bytes) {
             return None;
         }
-        state.used += counts;
+        state.used += bytes;
+        state.pieces += 1;
+        state.served += 1;
+        let served = state.served;
         let pieces = state.tenants.get_mut(&self.tenant)?;
-        pieces.held += counts;
+        pieces.held += bytes;
+        pieces.served = served;
         pieces.waiting.pop_front();
         Some(PiecePlace {
             room: self.room.clone(),
             tenant: self.tenant.clone(),
-            counts,
-            end: PieceEnd::Failed,
+            bytes,
         })
     }
 }
@@ -191,30 +172,13 @@ impl Drop for PieceInLine<'_> {
     }
 }
 
-impl PiecePlace {
-    /// It has come where it should.
-    pub fn moved(mut self) {
-        self.end = PieceEnd::Moved;
-    }
-
-    /// Nothing had to be moved.
-    pub fn not_needed(mut self) {
-        self.end = PieceEnd::NotNeeded;
-    }
-}
-
 impl Drop for PiecePlace {
     fn drop(&mut self) {
         let mut state = self.room.state();
-        let demand = state.demand();
-        match self.end {
-            PieceEnd::Moved => state.pace.moved(self.counts, Instant::now(), demand),
-            PieceEnd::NotNeeded => {}
-            PieceEnd::Failed => state.pace.failed(),
-        }
-        state.used -= self.counts;
+        state.used -= self.bytes;
+        state.pieces -= 1;
         if let Some(pieces) = state.tenants.get_mut(&self.tenant) {
-            pieces.held -= self.counts;
+            pieces.held -= self.bytes;
         }
         state.forget_idle(&self.tenant);
         drop(state);

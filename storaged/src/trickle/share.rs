@@ -38,7 +38,7 @@ pub(super) struct TenantUploads {
 /// A part that may be made and sent.
 #[derive(Debug)]
 pub(super) struct Turn {
-    place: PiecePlace,
+    _place: PiecePlace,
     uploads: Arc<TenantUploads>,
     paid: u64,
 }
@@ -95,7 +95,7 @@ impl UploadShares {
         uploads.pay(paid).await?;
         let place = self.room.take(job, bytes).await;
         Ok(Turn {
-            place,
+            _place: place,
             uploads,
             paid,
         })
@@ -130,15 +130,8 @@ impl Turn {
         Ok(())
     }
 
-    /// They are there.
-    pub fn sent(self) {
-        self.place.moved();
-    }
-
     /// They were there already.
     pub async fn not_needed(mut self) -> Result<(), DurableFault> {
-        self.settle(0).await?;
-        self.place.not_needed();
-        Ok(())
+        self.settle(0).await
     }
 }

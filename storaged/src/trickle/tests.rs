@@ -21,7 +21,7 @@ use crate::memory::Memory;
 
 mod enclosed;
 mod encrypted;
-mod pace;
+
 mod parts;
 mod provenance;
 mod share;

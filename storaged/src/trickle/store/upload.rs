@@ -152,6 +152,13 @@ impl Upload {
         }
     }
 
+    /// The same without parts of this length.
+    pub(super) fn without_parts_of(&self, length: u64) -> Self {
+        let mut others = self.clone();
+        others.done.retain(|_, state| state.length != length);
+        others
+    }
+
     /// The same without what is known of its parts.
     pub(super) fn without_parts(&self) -> Self {
         Self::new(self.key.clone(), self.id.clone(), self.part_bytes)

@@ -30,8 +30,8 @@ fn parts_grow_with_the_shard_as_far_as_some_are_under_way_at_once() {
         let bytes = part_of(S3_LIMITS, 16 * MIB, 16 * GIB, length);
         assert_eq!(bytes, expected, "{length}");
     }
-    // Sixteen of them are in the memory that there is.
-    assert_eq!(part_of(S3_LIMITS, 16 * MIB, 512 * MIB, 40 * GIB), 32 * MIB);
+    // Ten of them are in the memory that there is.
+    assert_eq!(part_of(S3_LIMITS, 16 * MIB, 320 * MIB, 40 * GIB), 32 * MIB);
     assert_eq!(part_of(S3_LIMITS, 16 * MIB, 16 * MIB, 40 * GIB), 16 * MIB);
     // What the operator wants stays, as far as the store takes it.
     assert_eq!(part_of(S3_LIMITS, 64 * MIB, 16 * MIB, MIB), 64 * MIB);

@@ -67,12 +67,12 @@ async fn a_tenant_has_its_rate_and_holds_up_nobody_meanwhile() {
     let red = shares.clone();
     let red = tokio::spawn(async move {
         for _ in 0..10 {
-            turn(&red, "red~llama", MIB, Payment::First).await.sent();
+            drop(turn(&red, "red~llama", MIB, Payment::First).await);
         }
     });
     for name in ["blue~llama", "llama"] {
         for _ in 0..100 {
-            turn(&shares, name, MIB, Payment::First).await.sent();
+            drop(turn(&shares, name, MIB, Payment::First).await);
         }
     }
     assert_eq!(began.elapsed(), Duration::ZERO);
@@ -93,14 +93,14 @@ async fn what_was_there_already_costs_no_rate() {
     assert_eq!(began.elapsed(), Duration::from_secs(4));
     let mut turn = turn(&shares, "red~llama", 4 * MIB, Payment::IfSent).await;
     turn.settle(2 * MIB).await.unwrap();
-    turn.sent();
+    drop(turn);
     assert_eq!(began.elapsed(), Duration::from_secs(6));
     assert_eq!(shares.taken(), (0, 0));
 }
 
 #[tokio::test]
 async fn whoever_stops_waiting_leaves_no_gap() {
-    let room = CopyRoom::new(PIECES_MAX);
+    let room = CopyRoom::new(64 * MIB);
     let (first, mut held) = (job("red~a"), Vec::new());
     for _ in 0..PIECES_MAX {
         held.push(room.take(&first, 1).await);
@@ -117,6 +117,18 @@ async fn whoever_stops_waiting_leaves_no_gap() {
     assert_eq!(room.taken(), (0, 0));
 }
 
+/// Where one part fills the room all tenants hold nothing when it has gone: who came first with many would have all of them sent.
+#[tokio::test(start_paused = true)]
+async fn tenants_are_served_in_turn_where_one_part_fills_the_room() {
+    let room = CopyRoom::new(MIB);
+    let mut wanted = vec![("red~a", 16 * MIB); 20];
+    wanted.extend([("blue~a", 16 * MIB); 2]);
+    let order = given(&room, &wanted).await;
+    let last = order.iter().rposition(|one| one.0 == "blue~a");
+    assert!(last <= Some(4), "{order:?}");
+    assert_eq!((order.len(), room.taken()), (22, (0, 0)));
+}
+
 /// Who has what of a room, in the order in which it was given.
 async fn given(room: &Arc<CopyRoom>, wanted: &[(&'static str, u64)]) -> Vec<(&'static str, u64)> {
     let (given, mut order) = tokio::sync::mpsc::unbounded_channel();
@@ -126,7 +138,7 @@ async fn given(room: &Arc<CopyRoom>, wanted: &[(&'static str, u64)]) -> Vec<(&'s
             let place = room.take(&job(name), bytes).await;
             given.send((name, bytes)).unwrap();
             tokio::time::sleep(Duration::from_secs(1)).await;
-            place.moved();
+            drop(place);
         });
         // They come one after the other.
         tokio::task::yield_now().await;
@@ -180,7 +192,7 @@ async fn a_part_that_waits_is_not_in_memory() {
         tokio::time::sleep(Duration::from_secs(5)).await;
         let slot = world.memory.slot(saved.shard.slot).unwrap();
         slot.write_at(0, b"others").unwrap();
-        all.sent();
+        drop(all);
     };
     let (uploaded, ()) = futures::future::join(world.upload(&saved, None), change).await;
     assert!(uploaded.is_err(), "it was read before there was room");
@@ -241,23 +253,24 @@ fn distant(world: &World) -> Trickle {
 }
 
 #[tokio::test(start_paused = true)]
-async fn as_many_parts_of_a_shard_are_under_way_as_there_is_room_for() {
-    let mut world = World::over_a_link(0, Packing::None, u64::MAX);
-    world.limits.in_flight_bytes = 10 * MIB;
-    let saved = world.seal(1, noise(1, 20 * PART));
-    world.trickle = distant(&world);
-    let began = Instant::now();
-    world.upload(&saved, None).await.unwrap();
-    let alone = began.elapsed();
-    assert_eq!(alone, Duration::from_secs(20 / 10));
-    world.publish(&saved, &by_job()).await.unwrap();
-    world.comes_back(&saved).await;
+async fn five_parts_of_a_shard_are_under_way_and_more_where_there_is_memory() {
+    for (in_flight, at_once) in [(10 * MIB, 5), (40 * MIB, 10), (400 * MIB, 20)] {
+        let mut world = World::over_a_link(0, Packing::None, u64::MAX);
+        world.limits.in_flight_bytes = in_flight;
+        let saved = world.seal(1, noise(1, 20 * PART));
+        world.trickle = distant(&world);
+        let began = Instant::now();
+        world.upload(&saved, None).await.unwrap();
+        assert_eq!(began.elapsed(), Duration::from_secs(20 / at_once));
+        world.publish(&saved, &by_job()).await.unwrap();
+        world.comes_back(&saved).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn packed_parts_go_beside_one_another_too() {
     let mut world = World::over_a_link(0, Packing::Zstd, u64::MAX);
-    world.limits.in_flight_bytes = 10 * MIB;
+    world.limits.in_flight_bytes = 40 * MIB;
     // Noise: frames are as long as their chunks, and a little more.
     let saved = world.seal(1, noise(1, 20 * PART));
     world.trickle = distant(&world);
@@ -299,8 +312,8 @@ async fn windows_of_a_shard_are_fetched_at_once() {
     let (small, large) = (noise(1, 8 * PART), noise(2, 80 * PART));
     let (small, _) = world.save(1, small, None).await;
     let (large, _) = world.save(2, large, None).await;
-    // Half of it is for reads.
-    world.limits.in_flight_bytes = 2 * 80 * MIB;
+    // Two fifths of it are for reads.
+    world.limits.in_flight_bytes = 200 * MIB;
     world.trickle = distant(&world);
     let began = Instant::now();
     world.comes_back(&small).await;

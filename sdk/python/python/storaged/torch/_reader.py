@@ -305,7 +305,6 @@ class StoragedReader(StorageReader):
     @contextmanager
     def _held(self, wanted: Wanted, without_own_ram: bool, ahead: Ahead | None) -> Iterator[Any]:
         """A shard that was opened ahead, or is opened now."""
-        deadline = Deadline(self.timeout)
         if ahead is not None and not without_own_ram:
             shard = ahead.taken()
             if shard is not None:
@@ -314,6 +313,8 @@ class StoragedReader(StorageReader):
                 finally:
                     ahead.read(wanted.rank)
                 return
+        # Only now: one that was waited for ahead in vain has all of its time again, and says what keeps it.
+        deadline = Deadline(self.timeout)
         client = self.session.client(deadline)
         shard = self._open(client, wanted, deadline, without_own_ram)
         try:

@@ -330,6 +330,36 @@ async fn an_upload_goes_on_where_another_life_left_it() {
     assert_eq!(rotated.get(&name, None).await.unwrap(), plain);
 }
 
+/// An object of whole parts ends with a frame of its own. The daemon died when that was there and the upload not completed.
+#[tokio::test]
+async fn an_upload_of_whole_parts_goes_on_once_its_end_is_there() {
+    let below = Arc::new(FakeStore::new());
+    let plain = pattern(4 * FRAME, 5);
+    let size = |store: &Encrypted| PartBytes::new(2 * FRAME as u64, &store.limits()).unwrap();
+    let name = key("run/shard");
+    let first = encrypted(below.clone(), &["1"]);
+    let begun = first.begin(&name, size(&first)).await.unwrap();
+    for number in [0, 1] {
+        let bytes = part_of(&plain, size(&first), PartNumber(number));
+        first
+            .put_part(&begun, PartNumber(number), bytes)
+            .await
+            .unwrap();
+    }
+    let empty = key("empty");
+    first.put_new(&empty, Bytes::new()).await.unwrap();
+    let end = below.get(&empty, None).await.unwrap();
+    below
+        .put_part(&begun.without_parts(), PartNumber(2), end)
+        .await
+        .unwrap();
+    let again = encrypted(below, &["1"]);
+    let found = again.resume(&name, size(&again)).await.unwrap().unwrap();
+    assert!(found.lies_within(plain.len() as u64));
+    again.complete(&found, plain.len() as u64).await.unwrap();
+    assert_eq!(again.get(&name, None).await.unwrap(), plain);
+}
+
 #[tokio::test]
 async fn the_newest_key_writes_and_older_ones_read() {
     let below = Arc::new(FakeStore::new());
