@@ -22,7 +22,8 @@ use super::{DescriptorStore, KeptName};
 
 /// The first bytes of a journal, and the version of all that lies in it.
 const MAGIC: [u8; 8] = *b"storaged";
-/// Another one for every change of the entries, of the records in them or of what these name.
+/// Another one for every change of the entries, of the records in them or of what these name, which a release that does not know of it would read
+/// wrongly. A field that may be left out of a record is none: such a release goes on without it.
 const VERSION: u32 = 1;
 const HEADER_BYTES: u64 = 12;
 /// Length and fingerprint before each entry.
