@@ -172,7 +172,8 @@ impl Trickle {
         let making = self.begin(move || maker.make()).await;
         let making = making.map_err(local)?;
         let ready = futures::stream::unfold(ready, next_of);
-        let put = self.put_made(&upload, ready.boxed()).await?;
+        let at_once = self.parts_at_once(&upload);
+        let put = self.put_made(&upload, ready.boxed(), at_once).await?;
         let written = making.await.map_err(local)??;
         let total = written.ends.last().copied().unwrap_or(0);
         self.complete(upload, put, total).await?;

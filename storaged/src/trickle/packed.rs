@@ -114,7 +114,8 @@ impl Trickle {
                 ends: &mut ends,
             };
             let parts = futures::stream::try_unfold(packer, Packer::part);
-            let put = self.put_made(&upload, parts.boxed()).await?;
+            let at_once = self.parts_at_once(&upload);
+            let put = self.put_made(&upload, parts.boxed(), at_once).await?;
             let total = ends.last().copied().unwrap_or(0);
             self.complete(upload, put, total).await?;
         }

@@ -117,21 +117,20 @@ impl Trickle {
         self.complete(upload, put, shard.length).await
     }
 
-    /// Sends parts as they are made, some beside one another.
+    /// Sends parts as they are made, so many beside one another.
     pub(super) async fn put_made(
         &self,
         upload: &Upload,
         parts: BoxStream<'_, Result<MadePart, DurableFault>>,
+        at_once: usize,
     ) -> Result<Vec<PutPart>, DurableFault> {
         let under_way = AtomicU64::new(0);
         let put = parts.map(|part| self.put_beside(upload, part, &under_way));
-        put.buffer_unordered(self.parts_at_once(upload))
-            .try_collect()
-            .await
+        put.buffer_unordered(at_once).try_collect().await
     }
 
     /// How many parts of an object are on their way at once.
-    fn parts_at_once(&self, upload: &Upload) -> usize {
+    pub(super) fn parts_at_once(&self, upload: &Upload) -> usize {
         let of_shard = self.limits.in_flight_bytes / SHARDS_BESIDE;
         let parts = of_shard / upload.part_bytes().get();
         usize::try_from(parts).map_or(PIECES_MAX, |parts| parts.clamp(PARTS_AT_ONCE, PIECES_MAX))

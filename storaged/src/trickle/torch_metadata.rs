@@ -64,7 +64,8 @@ impl Trickle {
             unpacking: Unpacking::begin(packed.clone())?,
         };
         let parts = futures::stream::try_unfold(unpacked, UnpackedParts::part);
-        let put = self.put_made(&upload, parts.boxed()).await?;
+        // One after the other: it is short, but for one that was made to take memory.
+        let put = self.put_made(&upload, parts.boxed(), 1).await?;
         self.complete(upload, put, length).await
     }
 }
