@@ -128,7 +128,7 @@ metrics! {
         "Time from the question for a shard until it is there, by where its bytes came from";
     restore_read: Family<SourceLabel, Histogram> =
         Family::new_with_constructor(restore_seconds), "restore_read_seconds",
-        "Time for which a reader had a shard open: until its trainer had copied what it needs";
+        "Time for which a reader had a shard open";
     encode_failures: Counter, "encode_session_failures",
         "Sessions led here that failed and were tried again";
     encode_stripes_in_flight: Gauge, "encode_stripes_in_flight",

@@ -338,6 +338,11 @@ impl Owing {
 }
 
 impl Checkpoint {
+    /// Whether some shard or parity of it is here.
+    pub fn has_blocks(&self) -> bool {
+        !self.shards.is_empty() || !self.parity.is_empty()
+    }
+
     pub fn new(key: CheckpointKey, owner: Owner, world_size: WorldSize, now: Now) -> Self {
         Self {
             key,

@@ -228,6 +228,11 @@ impl Context {
         self.checkpoints.get_mut(key)
     }
 
+    /// Jobs of which checkpoints are known here.
+    pub(crate) fn jobs_with_checkpoints(&self) -> BTreeSet<&Namespace> {
+        self.checkpoints.keys().map(|key| &key.namespace).collect()
+    }
+
     /// The committed checkpoints here, with their manifests.
     pub(crate) fn committed(&self) -> Vec<(CheckpointKey, Arc<ManifestBytes>)> {
         let all = self.checkpoints.values();

@@ -75,11 +75,12 @@ struct Claim {
 /// Does something with each of many descriptors: of a segment of many GB it takes tens of milliseconds to see what memory it has.
 fn on_all_cores<T: Send, R: Send>(all: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
+    let threads = cores.min(all.len());
     let left = Mutex::new(all.into_iter());
     let next = || locked(&left).next();
     let one_after_the_other = || std::iter::from_fn(next).map(&work).collect::<Vec<R>>();
     thread::scope(|scope| {
-        let threads: Vec<_> = (1..cores)
+        let threads: Vec<_> = (1..threads)
             .map(|_| scope.spawn(one_after_the_other))
             .collect();
         let mut done = one_after_the_other();

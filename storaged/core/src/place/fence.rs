@@ -91,9 +91,7 @@ impl Context {
     /// Whether a checkpoint is more than the word of one node: something of it is here, or enough nodes call it safe.
     fn is_held_or_safe(&self, key: &CheckpointKey) -> bool {
         let checkpoint = self.checkpoints.get(key);
-        checkpoint.is_some_and(|c| {
-            c.state >= self.safe_state() || !c.shards.is_empty() || !c.parity.is_empty()
-        })
+        checkpoint.is_some_and(|c| c.state >= self.safe_state() || c.has_blocks())
     }
 
     pub(crate) fn check_fence(&self, namespace: &Namespace, run: RunId) -> Result<(), Refusal> {

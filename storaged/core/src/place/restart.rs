@@ -1,7 +1,5 @@
 //! Whether this node may be restarted now without losing anything: asked by whoever rolls a cluster, before each node.
 
-use std::collections::BTreeSet;
-
 use storaged_wire::local::{KeptFor, Reply};
 use storaged_wire::{CheckpointState, Namespace, Refusal};
 
@@ -28,9 +26,7 @@ impl Context {
         if !self.settled() {
             return vec!["this node is still linking up with its peers".into()];
         }
-        let namespaces: BTreeSet<&Namespace> =
-            self.checkpoints.keys().map(|key| &key.namespace).collect();
-        let objections = namespaces.into_iter();
+        let objections = self.jobs_with_checkpoints().into_iter();
         objections
             .filter_map(|namespace| {
                 let why = self.restart_objection(namespace, bears)?;
@@ -48,11 +44,9 @@ impl Context {
         if !self.settled() {
             return Vec::new();
         }
-        let newest = |namespace: &&Namespace| self.newest_to_restore(namespace);
-        let namespaces: BTreeSet<&Namespace> =
-            self.checkpoints.keys().map(|key| &key.namespace).collect();
-        let steps = namespaces.iter().filter_map(newest);
-        let held = steps.filter(|c| !c.shards.is_empty() || !c.parity.is_empty());
+        let jobs = self.jobs_with_checkpoints().into_iter();
+        let steps = jobs.filter_map(|job| self.newest_to_restore(job));
+        let held = steps.filter(|c| c.has_blocks());
         let lines = held.filter_map(|c| {
             let why = self.objection_because_of(c, bears)?;
             Some(format!("{}: {why}", c.key.namespace))

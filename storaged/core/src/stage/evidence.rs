@@ -250,6 +250,5 @@ impl Context {
 
 /// Whether nothing of a checkpoint is here, and too few call it safe.
 fn is_bare(checkpoint: &Checkpoint) -> bool {
-    let is_empty = checkpoint.shards.is_empty() && checkpoint.parity.is_empty();
-    checkpoint.state < CheckpointState::Protected && is_empty
+    checkpoint.state < CheckpointState::Protected && !checkpoint.has_blocks()
 }

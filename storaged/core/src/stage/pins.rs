@@ -365,10 +365,14 @@ impl Context {
             self.keeping.touch_job(&key.namespace);
             self.retire_older(&key.namespace);
         }
-        let holds = |c: &Checkpoint| !c.shards.is_empty() || !c.parity.is_empty();
         // It may know of a later change.
         let is_as_told = self.is_pinned(key) == pin.pinned;
-        if is_as_told && self.checkpoints.get(key).is_some_and(holds) {
+        if is_as_told
+            && self
+                .checkpoints
+                .get(key)
+                .is_some_and(Checkpoint::has_blocks)
+        {
             return PinAnswer::Noted;
         }
         if self.is_pinned(key) {
@@ -556,8 +560,7 @@ impl Context {
 
     /// Of jobs of which something is here: what is said of others would bring back those that were forgotten.
     fn all_pins(&self) -> Vec<NamespacePins> {
-        let here: BTreeSet<&Namespace> =
-            self.checkpoints.keys().map(|key| &key.namespace).collect();
+        let here = self.jobs_with_checkpoints();
         let tables = self.namespaces.iter();
         let tables = tables.filter(|(namespace, _)| here.contains(namespace));
         let all = tables.filter_map(|(namespace, table)| {

@@ -404,7 +404,7 @@ impl Context {
     pub(crate) fn forget_foreign(&mut self, in_use: impl Fn(&Checkpoint) -> bool) {
         let is_foreign = |c: &&Checkpoint| {
             let concerned = c.manifest.as_ref().map(|m| self.stakeholders(m));
-            let holds = !c.shards.is_empty() || !c.parity.is_empty() || in_use(c);
+            let holds = c.has_blocks() || in_use(c);
             concerned.is_some_and(|nodes| !nodes.contains(self.me())) && !holds
         };
         let foreign = self.checkpoints.values().filter(is_foreign);

@@ -9,8 +9,8 @@ use storaged_wire::failed::{FailedRestart, NamespaceFailures};
 use storaged_wire::local::DurableWish;
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{
-    CheckpointKey, DropOrder, Fence, HighMark, Holding, Lane, NamedRun, NamespaceMark, OrderKey,
-    PeerMessage, PromiseOutcome, SealedShard, SessionFault, UnowedCause,
+    CheckpointKey, Fence, HighMark, Holding, Lane, NamedRun, NamespaceMark, PeerMessage,
+    PromiseOutcome, SealedShard, SessionFault, UnowedCause,
 };
 use storaged_wire::pins::{NamespacePins, Pin, PinDoubt};
 use storaged_wire::provenance::KeyTold;
@@ -20,7 +20,9 @@ use storaged_wire::{
 };
 
 use super::world::{Scripted, World};
-use crate::testkit::{CHUNK_BYTES, Event, TOKEN, geometry, members, name, namespace, owner};
+use crate::testkit::{
+    CHUNK_BYTES, Event, TOKEN, drop_order, geometry, given_at, members, name, namespace, owner,
+};
 
 /// It says something new about so often, in milliseconds.
 const SPEAKS_EVERY_MS: u64 = 60;
@@ -412,38 +414,23 @@ impl World {
         }]
     }
 
-    fn overheard_order(&mut self, giver: usize) -> DropOrder {
-        let plain = DropOrder {
-            query: self.random(200),
-            namespace: namespace(),
-            owner: owner(),
-            force: true,
-            proof: None,
-        };
-        let key = OrderKey::of_token(&plain.namespace, TOKEN);
-        let proof = Some(key.prove(&plain, name(giver)));
-        DropOrder { proof, ..plain }
-    }
-
     /// What is asked for in the name of the job's owner, whose token it has never heard.
     fn lie_of_an_order(&mut self, by: usize) -> PeerMessage {
         let query = self.random(200);
         let honest = self.honest();
         let giver = honest[self.random(honest.len() as u64) as usize];
-        let plain = DropOrder {
-            query,
-            namespace: namespace(),
-            owner: owner(),
-            force: true,
-            proof: None,
+        let plain = drop_order(namespace(), query);
+        let order = match self.random(2) {
+            0 => given_at(by, b"a token of its own", plain),
+            _ => plain,
         };
-        let key = OrderKey::of_token(&plain.namespace, b"a token of its own");
-        let proof = (self.random(2) == 0).then(|| key.prove(&plain, name(by)));
-        let order = DropOrder { proof, ..plain };
         match self.random(7) {
             0 | 1 => PeerMessage::Drop(order),
             // One that somebody with the token has given, as it was heard.
-            6 => PeerMessage::Drop(self.overheard_order(giver)),
+            6 => {
+                let plain = drop_order(namespace(), self.random(200));
+                PeerMessage::Drop(given_at(giver, TOKEN, plain))
+            }
             2 => PeerMessage::CheckOrder {
                 query,
                 order: Box::new(order),

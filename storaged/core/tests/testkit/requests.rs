@@ -1,9 +1,10 @@
 //! What clients ask, where nothing of it is out of the ordinary.
 
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Request, Role, Rung};
+use storaged_wire::peer::{DropOrder, OrderKey};
 use storaged_wire::{Digest, Namespace, Rank, Step};
 
-use super::names::TOKEN;
+use super::names::{TOKEN, name, owner};
 
 /// How every connection of a client begins.
 pub fn hello(namespace: Namespace, role: Role) -> Request {
@@ -18,6 +19,24 @@ pub fn hello_by(namespace: Namespace, token: &[u8], role: Role) -> Request {
         token: token.to_vec().into(),
         role,
     }
+}
+
+/// The order to drop a job in its owner's name, as anybody can write it.
+pub fn drop_order(namespace: Namespace, query: u64) -> DropOrder {
+    DropOrder {
+        query,
+        namespace,
+        owner: owner(),
+        force: true,
+        proof: None,
+    }
+}
+
+/// The same as somebody gives it at a node who has this token.
+pub fn given_at(node: usize, token: &[u8], order: DropOrder) -> DropOrder {
+    let key = OrderKey::of_token(&order.namespace, token);
+    let proof = Some(key.prove(&order, name(node)));
+    DropOrder { proof, ..order }
 }
 
 pub const fn acquire_slot(bytes: u64, timeout_ms: u32) -> Request {

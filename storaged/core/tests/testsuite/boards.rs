@@ -1,6 +1,7 @@
 //! Boards: what a trainer writes there stays when it dies, for whoever comes next, and goes with its job.
 
 use crate::cluster::Cluster;
+use crate::cluster::tokens::code;
 use crate::testkit::{TOKEN, hello_by};
 use storaged_core::{ConnId, Input, Viewer};
 use storaged_wire::local::{BoardKind, Reply, Request, Role};
@@ -108,13 +109,6 @@ fn stranger(cluster: &mut Cluster, job: &str) -> (ConnId, Reply) {
     let conn = cluster.fresh_conn();
     let reply = cluster.ask(0, conn, hello(job, OTHER, Role::Reader));
     (conn, reply)
-}
-
-fn code(reply: &Reply) -> Option<RefusalCode> {
-    match reply {
-        Reply::Refused(refusal) => Some(refusal.code),
-        _ => None,
-    }
 }
 
 /// Nobody has asked the durable tier whose the name is, which opening a run does.

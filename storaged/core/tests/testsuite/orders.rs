@@ -2,32 +2,18 @@
 
 use crate::cluster::Cluster;
 use crate::cluster::tokens::{NEW, OTHER, code};
-use crate::testkit::{TOKEN, hello_by, name, namespace, plan_newest};
+use crate::testkit::{TOKEN, drop_order, given_at, hello_by, name, namespace, plan_newest};
 use storaged_core::{ConnId, Input, Viewer};
 use storaged_wire::local::{BoardKind, DurableWish, Reply, Request, Role};
-use storaged_wire::peer::{DropAnswer, DropOrder, OrderKey, PeerMessage};
-use storaged_wire::{Namespace, Owner, Rank, RefusalCode};
+use storaged_wire::peer::{DropAnswer, DropOrder, PeerMessage};
+use storaged_wire::{Namespace, Rank, RefusalCode};
 
 /// It codes for the job and has none of its trainers.
 const LIAR: usize = 5;
 const NODES: usize = 6;
 
 fn order(query: u64) -> DropOrder {
-    DropOrder {
-        query,
-        namespace: namespace(),
-        owner: Owner::of_token(TOKEN),
-        force: true,
-        proof: None,
-    }
-}
-
-/// As somebody gives it at a node who has this token.
-fn given_at(node: usize, token: &[u8]) -> DropOrder {
-    let plain = order(7);
-    let key = OrderKey::of_token(&plain.namespace, token);
-    let proof = Some(key.prove(&plain, name(node)));
-    DropOrder { proof, ..plain }
+    drop_order(namespace(), query)
 }
 
 /// The liar says it to all others.
@@ -72,8 +58,8 @@ fn saved() -> Cluster {
 fn one_node_without_the_token_has_no_job_let_go() {
     let mut cluster = saved();
     let lies = || {
-        let other = given_at(LIAR, b"a token of another job");
-        [order(1), other, given_at(0, TOKEN)]
+        let other = given_at(LIAR, b"a token of another job", order(7));
+        [order(1), other, given_at(0, TOKEN, order(7))]
     };
     for order in lies() {
         says(&mut cluster, &order);
@@ -92,7 +78,7 @@ fn one_node_without_the_token_has_no_job_let_go() {
 #[test]
 fn an_order_by_the_token_is_followed_by_all() {
     let mut cluster = saved();
-    says(&mut cluster, &given_at(LIAR, TOKEN));
+    says(&mut cluster, &given_at(LIAR, TOKEN, order(7)));
     for node in (0..NODES).filter(|node| *node != LIAR) {
         assert_eq!(cluster.held(node), [], "n{node}");
     }
@@ -144,17 +130,8 @@ fn boards_go_for_the_token_that_they_were_made_by_alone() {
     let made = cluster.ask(0, conn, board);
     assert!(!matches!(made, Reply::Refused(_)), "{made:?}");
     let boards = |cluster: &mut Cluster| cluster.ram(0).node.audit().boards;
-    let plain = DropOrder {
-        namespace: job.clone(),
-        ..order(1)
-    };
     let mut proven = |token: &[u8]| {
-        let key = OrderKey::of_token(&job, token);
-        let proof = Some(key.prove(&plain, name(LIAR)));
-        let order = DropOrder {
-            proof,
-            ..plain.clone()
-        };
+        let order = given_at(LIAR, token, drop_order(job.clone(), 1));
         says(&mut cluster, &order);
         boards(&mut cluster)
     };
@@ -217,7 +194,7 @@ fn without_anybody_who_heard_the_token_a_job_stays_and_the_answer_says_why() {
 #[test]
 fn orders_that_nobody_checks_end_in_time() {
     let mut cluster = saved();
-    let order = given_at(LIAR, b"a token of another job");
+    let order = given_at(LIAR, b"a token of another job", order(7));
     for node in 0..4 {
         cluster.pause(node, 4_500);
     }

@@ -203,8 +203,15 @@ impl Context {
 
     /// Jobs of which something is here.
     fn namespaces_holding(&self) -> BTreeSet<Namespace> {
-        let checkpoints = self.checkpoints.keys().map(|key| &key.namespace);
+        let checkpoints = self.jobs_with_checkpoints().into_iter();
         let slots = self.slots.values().map(|slot| &slot.namespace);
         checkpoints.chain(slots).cloned().collect()
+    }
+
+    /// Whether something of one job is here.
+    fn holds_something_of(&self, job: &Namespace) -> bool {
+        let mut slots = self.slots.values();
+        self.checkpoints.keys().any(|key| key.namespace == *job)
+            || slots.any(|slot| slot.namespace == *job)
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use storaged_wire::peer::{CheckpointKey, DropAnswer, DropOrder, OrderKey, PeerMessage};
+use storaged_wire::peer::{DropAnswer, DropOrder, OrderKey, PeerMessage};
 use storaged_wire::{NodeName, Owner};
 
 use crate::api::{Now, QueryId};
@@ -147,7 +147,7 @@ impl Context {
         if from == self.me() || planted!("anybody_drops_jobs") {
             return Grounds::Proof;
         }
-        if !self.namespaces_holding().contains(&order.namespace) {
+        if !self.holds_something_of(&order.namespace) {
             return Grounds::Needless;
         }
         let Some(proof) = &order.proof else {
@@ -168,18 +168,17 @@ impl Context {
     /// Whom to ask: nodes with trainers or shards of the job, other than the one that wants it dropped.
     fn words_for(&self, from: &NodeName, order: &DropOrder) -> Grounds {
         let mut know = self.nodes_attached(&order.namespace);
-        let of_job = |key: &CheckpointKey| key.namespace == order.namespace;
-        let committed = self.committed().into_iter();
-        let mut with_shards = BTreeSet::new();
-        for (_, manifest) in committed.filter(|(key, _)| of_job(key)) {
-            let shards = manifest.manifest().shards.iter();
-            with_shards.extend(shards.map(|shard| shard.node.clone()));
-        }
+        let of_job = self.checkpoints.values();
+        let of_job = of_job.filter(|c| c.key.namespace == order.namespace);
+        let manifests = of_job.filter_map(|c| c.manifest.as_ref());
+        let nodes = manifests.flat_map(|manifest| manifest.nodes());
+        let with_shards = nodes.filter(|(_, on)| !on.ranks.is_empty());
+        let with_shards: BTreeSet<&NodeName> = with_shards.map(|(node, _)| node).collect();
         // Whose bytes they all are may let them go.
-        if know.is_empty() && with_shards.iter().eq([from]) {
+        if know.is_empty() && with_shards.iter().copied().eq([from]) {
             return Grounds::Proof;
         }
-        know.extend(with_shards);
+        know.extend(with_shards.into_iter().cloned());
         know.retain(|node| node != from && self.is_up(node) && self.is_believed(node));
         if know.is_empty() {
             return Grounds::None("no other node is up that may have heard its token".into());
