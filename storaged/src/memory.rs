@@ -98,7 +98,7 @@ impl Memory {
     /// # Errors
     /// [`SlotError`] if there is no memory.
     pub fn create_slot(&self, id: SlotId, bytes: u64) -> Result<(), SlotError> {
-        let slot = Slot::create(bytes)?;
+        let slot = Slot::create(bytes)?.viewed();
         if locked(&self.inherited).slots.remove(&id).is_some() {
             // Of one name the store holds one.
             self.handover.let_go(KeptName::Slot(id));
@@ -155,7 +155,8 @@ impl Memory {
 
     /// Gives memory back that was spare for long.
     pub fn rest(&self) {
-        self.parity_memory.rest(Instant::now());
+        let now = Instant::now();
+        self.parity_memory.rest(now);
     }
 
     /// Bytes of memory that no set uses and the next one will.

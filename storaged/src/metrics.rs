@@ -221,6 +221,8 @@ metrics! {
         "Slots of an earlier daemon whose bytes have not been compared with their digests yet";
     memory_unheld: Gauge, "memory_unheld",
         "Slots and segments of parity that whoever keeps memory for the next daemon did not take";
+    memory_pages_lost: Gauge, "memory_pages_lost",
+        "Pages of slots and parity that the system could not give when this daemon read them";
     memory_budget_bytes: Gauge, "memory_budget_bytes",
         "Bytes that these may take";
     memory_spare_bytes: Gauge, "memory_spare_bytes",
@@ -585,6 +587,11 @@ impl Metrics {
     /// Within so long all of RAM was read again.
     pub fn observe_scrub_age(&self, age: Duration) {
         self.scrub_age_seconds.set(age.as_secs_f64());
+    }
+
+    /// So many pages have failed since the daemon started.
+    pub fn observe_pages_lost(&self, pages: u64) {
+        self.memory_pages_lost.set(gauge(pages));
     }
 
     /// So much memory would end with this daemon.

@@ -229,7 +229,7 @@ impl ParityMemory {
         let class = placed.bytes();
         let mut cells = self.locked();
         let bytes = cells.bytes + class as u64;
-        if bytes <= cells.bytes_max {
+        if bytes <= cells.bytes_max && !placed.cell.segment().has_lost_pages() {
             let given_at = Instant::now();
             let spare = SpareCell { placed, given_at };
             cells.spare.entry(class).or_default().push(spare);

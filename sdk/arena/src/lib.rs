@@ -2,19 +2,23 @@
 //! segments, memory of the daemon alone that outlives it.
 //!
 //! A slot is a memfd that the daemon makes, preallocates and seals against growing and shrinking. The trainer maps
-//! it once and copies into it (`memory` says how it does so the first time); the daemon reads it with `pread` into private blocks. Neither side ever makes a
-//! Rust reference to shared bytes, because the other process may write them at any time. The cells of a segment are not
+//! it once and copies into it (`memory` says how it does so the first time); the daemon copies it into private blocks, from a mapping of its own (`view`) or with
+//! `pread`. Neither side ever makes a Rust reference to shared bytes, because the other process may write them at any time; and a page that fails under
+//! a daemon's mapping does not end it (`faults`). The cells of a segment are not
 //! shared: `segment` says what makes references to them sound.
 
 mod datagram;
+mod faults;
 mod inherited;
 mod mapping;
 mod memory;
 mod passing;
 mod segment;
 mod slot;
+mod view;
 
 pub use datagram::{Received, Recipient, recv_datagram, send_datagram};
+pub use faults::{memory_pages_lost, survive_memory_faults};
 pub use inherited::take_inherited;
 pub use mapping::Mapping;
 pub use memory::SlotMemory;

@@ -1,4 +1,5 @@
-//! A mapping of a slot: where a trainer's bytes go, with one copy. That of a segment is made here too.
+//! A mapping of a slot: where a trainer's bytes go, with one copy. That of a segment is made here too, and the one from which a
+//! daemon reads a slot.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -29,12 +30,30 @@ impl Mapping {
     /// [`SlotError::Os`] if the kernel refuses.
     pub fn unfilled(slot: &Slot) -> Result<Self, SlotError> {
         let length = usize::try_from(slot.capacity()).unwrap_or(usize::MAX);
-        Self::map(slot.as_fd(), length, MapFlags::SHARED)
+        Self::map(slot.as_fd(), length, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    /// Maps the first `length` bytes of a file, whose size is sealed and larger than that.
+    /// Maps the first `length` bytes of a file, whose size is sealed and no smaller than that, for a daemon. Its core dumps do not have them.
     pub(crate) fn of(file: BorrowedFd<'_>, length: usize) -> Result<Self, SlotError> {
-        Self::map(file, length, MapFlags::SHARED)
+        let mapping = Self::map(file, length, ProtFlags::READ | ProtFlags::WRITE)?;
+        mapping.keep_out_of_dumps();
+        Ok(mapping)
+    }
+
+    /// The same, to be read alone.
+    pub(crate) fn to_read(file: BorrowedFd<'_>, length: usize) -> Result<Self, SlotError> {
+        let mapping = Self::map(file, length, ProtFlags::READ)?;
+        mapping.keep_out_of_dumps();
+        Ok(mapping)
+    }
+
+    fn keep_out_of_dumps(&self) {
+        // SAFETY: it is a mapping of this value's own, and what is dumped of it changes no byte.
+        let kept_out = unsafe {
+            let start = self.start().cast();
+            rustix::mm::madvise(start, self.length, Advice::LinuxDontDump)
+        };
+        debug_assert!(kept_out.is_ok(), "one's own mapping can be kept out");
     }
 
     /// Fills page tables from `offset` (a multiple of the page size) on, up to the end of the mapping, and clears pages that have no bytes
@@ -61,18 +80,12 @@ impl Mapping {
         let _ = filled;
     }
 
-    fn map(file: BorrowedFd<'_>, length: usize, flags: MapFlags) -> Result<Self, SlotError> {
+    fn map(file: BorrowedFd<'_>, length: usize, access: ProtFlags) -> Result<Self, SlotError> {
         // SAFETY: a null hint lets the kernel choose fresh addresses, so no existing memory is affected; the file's
         // size is sealed, so the pages behind the mapping never go away.
         let start = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                length,
-                ProtFlags::READ | ProtFlags::WRITE,
-                flags,
-                file,
-                0,
-            )
+            let (anywhere, flags) = (std::ptr::null_mut(), MapFlags::SHARED);
+            rustix::mm::mmap(anywhere, length, access, flags, file, 0)
         };
         let start = start.map_err(|errno| SlotError::Os {
             what: "mmap",
@@ -85,6 +98,23 @@ impl Mapping {
         Ok(Self { start, length })
     }
 
+    /// Maps a part of the file (from the start of a page to the start of another one) again, where something else may have taken its place.
+    pub(crate) fn map_again(&self, file: BorrowedFd<'_>, offset: usize, length: usize) {
+        if self.check(offset, length).is_err() {
+            return;
+        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: the range lies in the mapping, as was just checked, and nobody has references to its bytes: who calls this is about to
+        // have the only ones.
+        let mapped = unsafe {
+            let start = self.start().add(offset).cast();
+            rustix::mm::mmap(start, length, access, flags, file, offset as u64)
+        };
+        debug_assert!(mapped.is_ok(), "what is mapped can be mapped again");
+        self.keep_out_of_dumps();
+    }
+
     /// Bytes.
     pub fn length(&self) -> usize {
         self.length
@@ -93,6 +123,32 @@ impl Mapping {
     /// Where it begins, for a GPU driver or a copy in another language; valid as long as the mapping lives.
     pub fn start(&self) -> *mut u8 {
         self.start.as_ptr()
+    }
+
+    /// Copies bytes from `offset` to private memory. Others may write them meanwhile: then what arrives is a mixture.
+    ///
+    /// # Errors
+    /// [`SlotError::Outside`] if there are not so many.
+    pub(crate) fn copy_to(&self, offset: usize, out: &mut [u8]) -> Result<(), SlotError> {
+        self.check(offset, out.len())?;
+        // SAFETY: the range was checked to lie in the mapping, and private memory does not overlap it; what other processes write there are
+        // bytes, not Rust values.
+        unsafe {
+            let source = self.start().add(offset);
+            std::ptr::copy_nonoverlapping(source, out.as_mut_ptr(), out.len());
+        }
+        Ok(())
+    }
+
+    fn check(&self, offset: usize, length: usize) -> Result<(), SlotError> {
+        match offset.checked_add(length) {
+            Some(end) if end <= self.length => Ok(()),
+            _ => Err(SlotError::Outside {
+                capacity: self.length as u64,
+                offset: offset as u64,
+                length: length as u64,
+            }),
+        }
     }
 
     /// Copies `length` bytes of this process's memory to `offset`.
@@ -108,16 +164,7 @@ impl Mapping {
         source: *const u8,
         length: usize,
     ) -> Result<(), SlotError> {
-        match offset.checked_add(length) {
-            Some(end) if end <= self.length => {}
-            _ => {
-                return Err(SlotError::Outside {
-                    capacity: self.length as u64,
-                    offset: offset as u64,
-                    length: length as u64,
-                });
-            }
-        }
+        self.check(offset, length)?;
         // SAFETY: the range was checked to lie in the mapping, the caller vouches for the source, and other processes that
         // read meanwhile see bytes, not Rust values.
         unsafe {

@@ -21,6 +21,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::faults::Watched;
 use crate::mapping::Mapping;
 use crate::slot::SlotError;
 use left::LeftCells;
@@ -175,6 +176,8 @@ impl Owned {
 /// A memfd of equal cells.
 #[derive(Debug)]
 pub struct Segment {
+    // A cell with a page that failed has zeros there, which who knows its bytes' fingerprint sees.
+    watched: Option<Watched>,
     // Unmapped before the file is let go of: another mapping may be made from then on.
     mapping: Mapping,
     file: OpenFile,
@@ -250,6 +253,7 @@ impl Segment {
     ) -> Result<Arc<Self>, SegmentError> {
         let file = OpenFile::claim(fd, until)?;
         let mapping = Mapping::of(file.fd.as_fd(), cell_bytes * cells as usize)?;
+        let watched = Watched::new(mapping.start(), mapping.length());
         let mut bits = vec![0; cells.div_ceil(64) as usize];
         if let (Some(last), 1..) = (bits.last_mut(), cells % 64) {
             *last = u64::MAX << (cells % 64);
@@ -261,6 +265,7 @@ impl Segment {
             free_from: 0,
         });
         Ok(Arc::new(Self {
+            watched,
             mapping,
             file,
             cell_bytes,
@@ -277,6 +282,12 @@ impl Segment {
     /// How many there are.
     pub fn cells(&self) -> u32 {
         self.cells
+    }
+
+    /// Whether pages of it have failed. Their cells must not be used again before they have been given back.
+    pub fn has_lost_pages(&self) -> bool {
+        let watched = self.watched.as_ref();
+        watched.is_some_and(|watched| watched.pages_lost() > 0)
     }
 
     /// How many have an owner.
@@ -351,6 +362,11 @@ impl Segment {
         if start < end {
             let freed = rustix::fs::fallocate(&self.file.fd, flags, start, end - start);
             debug_assert!(freed.is_ok(), "one's own memory can be given back");
+            if self.has_lost_pages() {
+                // Where the zeros are, the next owner's bytes would be this process's alone, and lost with it.
+                let (at, bytes) = (start as usize, (end - start) as usize);
+                self.mapping.map_again(self.file.fd.as_fd(), at, bytes);
+            }
         }
     }
 }
@@ -446,8 +462,8 @@ impl Cell {
         let bytes = self.0.segment.cell_bytes;
         // SAFETY: the range lies in the mapping, since cells below `cells` do, and the mapping lives as long as the
         // segment, which this value keeps. The file's size is sealed and the cell's pages are allocated, so reading is
-        // no SIGBUS. The bytes are initialized: those of a file always are. Nobody writes them while the reference
-        // lives: the only `Cell` with this number is this one (the bit in `owned`; `Place` is neither Clone nor made
+        // no SIGBUS but where memory fails: its bytes are lost then, and zeros take their place before anybody has read
+        // them. The bytes are initialized: those of a file always are. Nobody writes them while the reference lives: the only `Cell` with this number is this one (the bit in `owned`; `Place` is neither Clone nor made
         // for a bit that is set), it is borrowed, and `bytes_mut` borrows it mutably; holes are punched only for cells
         // without an owner; this process has no other mapping of the file (`OPEN`) and uses no other descriptor of
         // it, other daemons are kept off by the lock, and the keeper leaves it alone, as this module demands.
@@ -571,6 +587,29 @@ mod tests {
         let again = segment.adopt(5).unwrap();
         assert_eq!(blocks(&segment), 32 + 8, "one cell and the last page");
         assert!(again.bytes().iter().all(|it| *it == 0));
+    }
+
+    #[test]
+    fn a_cell_whose_memory_fails_has_zeros_there() {
+        crate::survive_memory_faults().unwrap();
+        let fd = rustix::fs::memfd_create("cells", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, 16384).unwrap();
+        let segment = Segment::open(fd, 8192, 2, Instant::now()).unwrap();
+        let mut cells: Vec<Cell> = (0..2).map(|_| take(&segment)).collect();
+        cells.iter_mut().for_each(|cell| cell.bytes_mut().fill(7));
+        // What is behind the end of a file fails as bad memory does.
+        rustix::fs::ftruncate(segment.as_fd(), 12288).unwrap();
+        assert_eq!(cells[0].bytes(), [7; 8192]);
+        assert_eq!(cells[1].bytes()[..4096], [7; 4096]);
+        assert_eq!(cells[1].bytes()[4096..], [0; 4096]);
+        assert!(segment.has_lost_pages());
+        rustix::fs::ftruncate(segment.as_fd(), 16384).unwrap();
+        drop(cells);
+        let mut again = segment.adopt(1).unwrap();
+        again.bytes_mut().fill(8);
+        let mut kept = [0; 8192];
+        let read = rustix::io::pread(segment.as_fd(), &mut kept, 8192);
+        assert_eq!((read, kept), (Ok(8192), [8; 8192]), "the next daemon's too");
     }
 
     #[test]

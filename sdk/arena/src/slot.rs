@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use thiserror::Error;
 
+use crate::view::ReadView;
+
 /// Unit of `st_blocks`, whatever the file system's own is.
 const BLOCK_BYTES: u64 = 512;
 
@@ -50,9 +52,23 @@ fn os(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> SlotError {
 pub struct Slot {
     fd: OwnedFd,
     capacity: u64,
+    view: Option<ReadView>,
 }
 
 impl Slot {
+    fn new(fd: OwnedFd, capacity: u64) -> Self {
+        let view = None;
+        Self { fd, capacity, view }
+    }
+
+    /// Has it read from a mapping from now on, where this process survives that a page fails ([`crate::survive_memory_faults`]) and can map
+    /// it. For whoever reads it again and again.
+    #[must_use]
+    pub fn viewed(self) -> Self {
+        let view = ReadView::new(self.fd.as_fd(), self.capacity);
+        Self { view, ..self }
+    }
+
     /// Makes a slot of `capacity` bytes, all of them allocated now, so that no write can fail later.
     ///
     /// # Errors
@@ -69,7 +85,7 @@ impl Slot {
         }
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals).map_err(os("sealing"))?;
-        Ok(Self { fd, capacity })
+        Ok(Self::new(fd, capacity))
     }
 
     /// Takes a descriptor that came from elsewhere, if it is a slot.
@@ -83,7 +99,7 @@ impl Slot {
         }
         let stat = rustix::fs::fstat(&fd).map_err(os("fstat"))?;
         let capacity = u64::try_from(stat.st_size).unwrap_or(0);
-        Ok(Self { fd, capacity })
+        Ok(Self::new(fd, capacity))
     }
 
     /// Another descriptor of the same memory.
@@ -93,7 +109,7 @@ impl Slot {
     pub fn try_clone(&self) -> Result<Self, SlotError> {
         let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, 0).map_err(os("dup"))?;
         let capacity = self.capacity;
-        Ok(Self { fd, capacity })
+        Ok(Self::new(fd, capacity))
     }
 
     /// A descriptor of the same memory that only reads.
@@ -133,6 +149,10 @@ impl Slot {
     /// [`SlotError`] if the range is outside or the kernel refuses.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), SlotError> {
         self.check(offset, out.len())?;
+        let view = self.view.as_ref();
+        if view.is_some_and(|view| view.is_copied(offset, out)) {
+            return Ok(());
+        }
         let mut done = 0;
         while done < out.len() {
             let at = offset + done as u64;
@@ -226,6 +246,45 @@ mod tests {
         let mut out = [0; 6];
         slot.read_at(0, &mut out).unwrap();
         assert_eq!(&out, b"before");
+    }
+
+    #[test]
+    fn a_view_sees_what_is_written_and_its_edges_hold() {
+        crate::survive_memory_faults().unwrap();
+        let slot = Slot::create(8192).unwrap().viewed();
+        assert!(slot.view.is_some() && Slot::create(0).unwrap().viewed().view.is_none());
+        slot.write_at(8190, b"ab").unwrap();
+        let mut out = [0; 2];
+        slot.read_at(8190, &mut out).unwrap();
+        assert_eq!(&out, b"ab");
+        for outside in [8191, u64::MAX] {
+            let read = slot.read_at(outside, &mut out);
+            assert!(matches!(read, Err(SlotError::Outside { .. })));
+        }
+    }
+
+    /// Memory that failed is like the end of a file here, which a sealed one cannot have.
+    #[test]
+    fn a_page_that_fails_under_a_view_is_an_error_and_the_others_are_read() {
+        crate::survive_memory_faults().unwrap();
+        let fd = rustix::fs::memfd_create("pages", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, 1 << 20).unwrap();
+        let slot = Slot::new(fd, 1 << 20).viewed();
+        slot.write_at(0, &[1; 1 << 20]).unwrap();
+        let read = |from: u64| {
+            let mut out = [0; 8192];
+            slot.read_at(from, &mut out).map(|()| out)
+        };
+        assert_eq!(read(4096).unwrap(), [1; 8192]);
+        rustix::fs::ftruncate(&slot.fd, 512 << 10).unwrap();
+        for _ in 0..2 {
+            assert!(matches!(read(520 << 10), Err(SlotError::Short { .. })));
+            assert!(matches!(
+                read(508 << 10),
+                Err(SlotError::Short { got: 4096, .. })
+            ));
+            assert_eq!(read(4096).unwrap(), [1; 8192]);
+        }
     }
 
     fn tempfile_fd() -> OwnedFd {

@@ -113,6 +113,9 @@ pub fn run(args: RunArgs) -> Result<ExitCode, CliError> {
     if let Err(error) = heap::give_back_soon() {
         tracing::warn!(%error, "freed memory is given back late: the allocator could not start its thread");
     }
+    if let Err(error) = storaged_arena::survive_memory_faults() {
+        tracing::warn!(%error, "a page of memory that fails ends the daemon: the system took no handler");
+    }
     let holding = match args.keep {
         Keep::Keeper => Holding::by_keeper()?,
         Keep::Systemd => Holding::by_systemd()?,

@@ -166,6 +166,7 @@ impl Daemon {
         );
         self.show_scrub();
         metrics.observe_unheld(self.memory.missing_in_store());
+        metrics.observe_pages_lost(storaged_arena::memory_pages_lost());
         if let Some(net) = &self.net {
             metrics.observe_connections(net.connections());
             metrics.observe_trunks(net.trunks());

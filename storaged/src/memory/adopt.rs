@@ -167,7 +167,7 @@ impl Memory {
     }
 
     fn adopt_slot_memory(&self, id: SlotId, fd: OwnedFd) -> Result<(), AdoptError> {
-        let slot = Slot::adopt(fd)?;
+        let slot = Slot::adopt(fd)?.viewed();
         locked(&self.inherited).slots.insert(id, slot);
         Ok(())
     }

@@ -1,0 +1,39 @@
+//! A daemon's view of a slot: a mapping from which it reads, and from which pages may go missing.
+//!
+//! A slot is used for step after step, so its page tables are filled once, and a copy out of a mapping then costs a quarter of the kernel's
+//! (`docs/bench/floors.md`). A slot's size is sealed, and a hole that its trainer punches is a page of zeros: what is left to fail is memory itself.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{Ordering, compiler_fence};
+
+use crate::faults::Watched;
+use crate::mapping::Mapping;
+
+#[derive(Debug)]
+pub(crate) struct ReadView {
+    // Not watched any more before it is unmapped: the addresses may be somebody else's from then on.
+    watched: Watched,
+    mapping: Mapping,
+}
+
+impl ReadView {
+    /// None where a failing page would end this process ([`crate::survive_memory_faults`]), or there is no room for it.
+    pub(crate) fn new(file: BorrowedFd<'_>, bytes: u64) -> Option<Self> {
+        let mapping = Mapping::to_read(file, usize::try_from(bytes).ok()?).ok()?;
+        let watched = Watched::new(mapping.start(), mapping.length())?;
+        Some(Self { watched, mapping })
+    }
+
+    /// Copies bytes out, if all that were ever read here were the slot's own. Once a page has failed nothing is read here any more: the
+    /// kernel says by an error which bytes it has not.
+    pub(crate) fn is_copied(&self, offset: u64, out: &mut [u8]) -> bool {
+        if self.watched.pages_lost() > 0 {
+            return false;
+        }
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        let copied = self.mapping.copy_to(offset, out);
+        // The handler counts on this thread, in the midst of the copy.
+        compiler_fence(Ordering::SeqCst);
+        copied.is_ok() && self.watched.pages_lost() == 0
+    }
+}
