@@ -157,6 +157,7 @@ impl Memory {
     pub fn rest(&self) {
         let now = Instant::now();
         self.parity_memory.rest(now);
+        storaged_arena::release_idle_memory(now);
     }
 
     /// Bytes of memory that no set uses and the next one will.

@@ -1,5 +1,5 @@
-//! Shared memory between a trainer and its daemon: memfd slots, mappings of them, and descriptors on a Unix socket; and
-//! segments, memory of the daemon alone that outlives it.
+//! Shared memory between a trainer and its daemon: memfd slots, mappings of them, and descriptors on a Unix socket; segments, memory of
+//! the daemon alone that outlives it; and memory for what comes from files and goes to them (`private`).
 //!
 //! A slot is a memfd that the daemon makes, preallocates and seals against growing and shrinking. The trainer maps
 //! it once and copies into it (`memory` says how it does so the first time); the daemon copies it into private blocks, from a mapping of its own (`view`) or with
@@ -13,6 +13,7 @@ mod inherited;
 mod mapping;
 mod memory;
 mod passing;
+mod private;
 mod segment;
 mod slot;
 mod view;
@@ -26,5 +27,6 @@ pub use passing::{
     FrameStart, PassingError, Wait, Wish, begin_frame, connect_waiting, ready_within, recv_body,
     recv_frame, recv_frame_waiting, send_frame, send_frame_waiting,
 };
+pub use private::{AlignedBytes, DIRECT_ALIGNMENT, release_idle_memory};
 pub use segment::{CELL_BYTES_MIN, Cell, ReservedCell, Segment, SegmentError};
 pub use slot::{Slot, SlotError};

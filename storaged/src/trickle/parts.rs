@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
+use storaged_arena::AlignedBytes;
 use storaged_core::{DurableFault, Leftovers, SlotShard};
 use storaged_wire::Manifest;
 use tokio::time::Instant;
@@ -14,9 +15,7 @@ use tokio::time::Instant;
 use super::fault::local;
 use super::room::PIECES_MAX;
 use super::share::{Payment, Turn};
-use super::store::{
-    ObjectKey, PartBytes, PartNumber, PartState, StoreError, StoreLimits, Upload, aligned,
-};
+use super::store::{ObjectKey, PartBytes, PartNumber, PartState, StoreError, StoreLimits, Upload};
 use super::{PARTS_AT_ONCE, Trickle};
 
 /// A long shard has about so many parts: each is a request, and a line of what completes the upload.
@@ -255,14 +254,16 @@ impl Trickle {
     ) -> Result<Bytes, DurableFault> {
         let (memory, shard, chunk) = (self.memory.clone(), shard.clone(), manifest.chunk);
         let read = move || {
-            let mut part = aligned((range.end - range.start) as usize);
+            let mut part = AlignedBytes::with_room((range.end - range.start) as usize);
+            // From a block that stays in the cache: a part is memory that nobody has cleared, and is written once.
+            let mut block = vec![0; chunk.bytes()];
             let first = range.start / chunk.bytes() as u64;
-            for (index, block) in (first..).zip(part.chunks_mut(chunk.bytes())) {
-                memory
-                    .read_own_chunk(&shard, index, block)
-                    .map_err(|fault| local(format!("{fault:?}")))?;
+            for index in first..range.end.div_ceil(chunk.bytes() as u64) {
+                let read = memory.read_own_chunk(&shard, index, &mut block);
+                let read = read.map_err(|fault| local(format!("{fault:?}")))?;
+                part.append(read.ok_or_else(|| local("expected a chunk of the shard, got none"))?);
             }
-            Ok(part.freeze())
+            Ok(Bytes::from_owner(part))
         };
         self.compute(read).await.map_err(local)?
     }

@@ -50,7 +50,7 @@ pub enum FileIoConfig {
     Plain,
 }
 
-/// Whether a directory's parts go through the page cache.
+/// Whether a directory's parts, and long reads, go through the page cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PageCacheConfig {

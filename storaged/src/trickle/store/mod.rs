@@ -38,7 +38,6 @@ mod upload;
 #[cfg(test)]
 mod tests;
 
-pub use aligned::aligned;
 pub use cloud::{AzureConfig, CloudStore, GcsConfig};
 pub use config::{
     DirectoryIo, FileIoConfig, PageCacheConfig, StoreConfig, open, open_lazily, probe,

@@ -3,13 +3,16 @@
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
 use bytes::Bytes;
-use rustix::fs::FileType;
+use rustix::fs::{FileType, OFlags};
+use storaged_arena::{AlignedBytes, DIRECT_ALIGNMENT};
 
 use super::Inner;
 use super::beneath::{Beneath, FileFault, FolderEntry, OpenFor, failed, join, parent_of};
+use super::io_choice::refuses_direct;
 use crate::trickle::store::key::RESERVED;
 use crate::trickle::store::{
     KeyPrefix, LIST_ENTRIES_MAX, ObjectEntry, ObjectKey, StoreError, check_asked, range_within,
@@ -17,6 +20,46 @@ use crate::trickle::store::{
 
 /// How often a rename is tried again whose folder another call removed as empty.
 const PLACE_TRIES_MAX: u32 = 4;
+
+/// Shorter reads are as well served by the page cache.
+const DIRECT_BYTES_MIN: u64 = 1 << 20;
+
+/// Reads whole blocks while there are such, beyond the range's end too.
+fn read_blocks(file: &File, range: &Range<u64>, bytes: &mut AlignedBytes) -> io::Result<()> {
+    while bytes.room() > 0 {
+        let read = read_once(file, range, bytes, bytes.room())?;
+        if read == 0 || !read.is_multiple_of(DIRECT_ALIGNMENT) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Reads what a range has beyond the bytes that are there, up to the file's end.
+fn read_rest(file: &File, range: &Range<u64>, bytes: &mut AlignedBytes) -> io::Result<()> {
+    let length = (range.end - range.start) as usize;
+    loop {
+        let missing = length.saturating_sub(bytes.as_ref().len());
+        if missing == 0 || read_once(file, range, bytes, missing)? == 0 {
+            return Ok(());
+        }
+    }
+}
+
+fn read_once(
+    file: &File,
+    range: &Range<u64>,
+    bytes: &mut AlignedBytes,
+    length: usize,
+) -> io::Result<usize> {
+    loop {
+        let offset = range.start + bytes.as_ref().len() as u64;
+        match bytes.read_from(file.as_fd(), offset, length) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            read => return read,
+        }
+    }
+}
 
 /// Writes all bytes at an offset and waits until they are on disk.
 pub(super) fn write_durably(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
@@ -162,19 +205,47 @@ impl Inner {
             .metadata()
             .map_err(|error| self.failed("look at", name, error))?;
         let range = range_within(key, range, metadata.len())?;
-        let mut bytes = vec![0; (range.end - range.start) as usize];
-        match file.read_exact_at(&mut bytes, range.start) {
-            Ok(()) => Ok(bytes.into()),
-            // Somebody cut the file after its length was read.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                let got = file.metadata().map_or(0, |metadata| metadata.len());
-                Err(StoreError::Truncated {
-                    key: key.clone(),
-                    expected: range.end,
-                    got,
-                })
+        let length = (range.end - range.start) as usize;
+        let mut bytes = AlignedBytes::with_room(length.next_multiple_of(DIRECT_ALIGNMENT));
+        let read = self.read_direct(&file, &range, &mut bytes);
+        let read = read.and_then(|()| read_rest(&file, &range, &mut bytes));
+        read.map_err(|error| self.failed("read", name, error))?;
+        if bytes.as_ref().len() == length {
+            return Ok(Bytes::from_owner(bytes));
+        }
+        // Somebody cut the file after its length was read.
+        Err(StoreError::Truncated {
+            key: key.clone(),
+            expected: range.end,
+            got: file.metadata().map_or(0, |metadata| metadata.len()),
+        })
+    }
+
+    /// Reads past the page cache what can be, whole blocks of long ranges: the cache is the trainers', and its copy is one more.
+    fn read_direct(
+        &self,
+        file: &File,
+        range: &Range<u64>,
+        bytes: &mut AlignedBytes,
+    ) -> io::Result<()> {
+        let is_aligned = range.start.is_multiple_of(DIRECT_ALIGNMENT as u64);
+        let is_long = range.end - range.start >= DIRECT_BYTES_MIN;
+        if !(self.direct.is_tried() && is_aligned && is_long) {
+            return Ok(());
+        }
+        let plain = rustix::fs::fcntl_getfl(file)?;
+        let read = match rustix::fs::fcntl_setfl(file, plain | OFlags::DIRECT) {
+            Ok(()) => read_blocks(file, range, bytes),
+            Err(errno) => Err(errno.into()),
+        };
+        rustix::fs::fcntl_setfl(file, plain)?;
+        bytes.truncate((range.end - range.start) as usize);
+        match read {
+            Err(error) if refuses_direct(error.kind()) => {
+                self.direct.give_up(&self.root);
+                Ok(())
             }
-            Err(error) => Err(self.failed("read", name, error)),
+            read => read,
         }
     }
 

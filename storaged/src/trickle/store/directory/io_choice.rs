@@ -1,4 +1,4 @@
-//! Which kind of file I/O writes the parts: io_uring where it may be used, plain calls elsewhere.
+//! Which kind of file I/O writes the parts: io_uring where it may be used, plain calls elsewhere; and whether it goes past the page cache.
 
 use std::io;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::uring::Uring;
 use crate::trickle::store::{FileIoConfig, PageCacheConfig, StoreError};
 
-/// Whether parts are written past the page cache: until the file system refuses it once.
+/// Whether parts are written past the page cache, and long reads go past it: until the file system refuses it once.
 #[derive(Debug)]
 pub(super) struct DirectIo(AtomicBool);
 
@@ -23,7 +23,7 @@ impl DirectIo {
     pub(super) fn give_up(&self, root: &Path) {
         if self.0.swap(false, Ordering::Relaxed) {
             let root = root.display();
-            tracing::info!(%root, "the file system takes no direct I/O, parts are written through the page cache");
+            tracing::info!(%root, "the file system takes no direct I/O, parts and reads go through the page cache");
         }
     }
 }

@@ -9,10 +9,10 @@
 
 use bytes::{Bytes, BytesMut};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
+use storaged_arena::AlignedBytes;
 
 use super::keys::{KeyId, TierKey, TierKeys};
 use crate::trickle::store::ObjectKey;
-use crate::trickle::store::aligned::aligned;
 
 /// Plain bytes of every frame but the last.
 pub const FRAME_BYTES: u64 = 256 << 10;
@@ -92,12 +92,16 @@ impl ObjectSeal {
     /// Seals bytes that begin with this frame, in memory that direct I/O takes. Bytes that the object does not end with are whole frames.
     pub fn seal(&self, first: u64, plain: &[u8], end: End) -> Bytes {
         let frames = plain.len() as u64 / FRAME_BYTES + u64::from(end == End::Here);
-        let mut sealed = aligned(plain.len() + (frames * FRAME_EXTRA) as usize);
+        let mut sealed = AlignedBytes::with_room(plain.len() + (frames * FRAME_EXTRA) as usize);
         let mut plain = plain.chunks(FRAME_BYTES as usize);
-        for (index, frame) in (first..).zip(sealed.chunks_mut(SEALED_BYTES as usize)) {
-            self.seal_frame(index, plain.next().unwrap_or_default(), frame);
+        let mut frame = vec![0; SEALED_BYTES as usize];
+        for index in first..first + frames {
+            let plain = plain.next().unwrap_or_default();
+            let frame = &mut frame[..plain.len() + FRAME_EXTRA as usize];
+            self.seal_frame(index, plain, frame);
+            sealed.append(frame);
         }
-        sealed.freeze()
+        Bytes::from_owner(sealed)
     }
 
     fn seal_frame(&self, index: u64, plain: &[u8], frame: &mut [u8]) {

@@ -5,9 +5,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use bytes::Bytes;
+use storaged_arena::AlignedBytes;
+
 use super::super::{
-    Directory, DirectoryIo, FileIoConfig, PageCacheConfig, PartBytes, PartNumber, Store,
-    StoreError, aligned,
+    Directory, DirectoryIo, FileIoConfig, PageCacheConfig, PartBytes, PartNumber, Store, StoreError,
 };
 use super::{directory, key, part_bytes, part_of, pattern, randomness, upload};
 
@@ -256,9 +258,10 @@ async fn parts_pass_the_page_cache_by_and_are_all_there() {
                 .await
                 .unwrap();
             let content = pattern(LENGTH, 9);
-            let mut memory = aligned(before + LENGTH);
-            memory[before..].copy_from_slice(&content);
-            let bytes = memory.freeze().slice(before..);
+            let mut memory = AlignedBytes::with_room(before + LENGTH);
+            memory.append(&vec![0; before]);
+            memory.append(&content);
+            let bytes = Bytes::from_owner(memory).slice(before..);
             let size = PartBytes::new(PART as u64, &store.limits()).unwrap();
             let mut upload = store.begin(&key("data"), size).await.unwrap();
             for number in 0..4 {
@@ -278,6 +281,49 @@ async fn parts_pass_the_page_cache_by_and_are_all_there() {
             );
         }
     }
+}
+
+/// Long reads at whole blocks pass the cache by, up to the object's last byte; what they bring is the same as through it.
+#[tokio::test]
+async fn long_reads_pass_the_page_cache_by_and_are_all_there() {
+    const LENGTH: u64 = (3 << 20) + 5_000;
+    let block = 4096;
+    let all = 0..LENGTH;
+    let (middle, tail) = (block..block + (1 << 20) + 7, (1 << 20)..LENGTH);
+    let (short, odd) = (0..(1 << 20) - 1, 1..LENGTH);
+    for (page_cache, range, is_cached) in [
+        (PageCacheConfig::Bypass, all.clone(), false),
+        (PageCacheConfig::Bypass, middle, false),
+        (PageCacheConfig::Bypass, tail, false),
+        (PageCacheConfig::Bypass, short, true),
+        (PageCacheConfig::Bypass, odd, true),
+        (PageCacheConfig::Use, all, true),
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let calls = FileIoConfig::Plain;
+        let io = DirectoryIo { calls, page_cache };
+        let store = Directory::open(root.path(), io, randomness()).await;
+        let (store, content) = (store.unwrap(), pattern(LENGTH as usize, 5));
+        let path = root.path().join("data");
+        fs::write(&path, &content).unwrap();
+        forget_pages(&path);
+        let read = store.get(&key("data"), Some(range.clone())).await.unwrap();
+        let case = format!("{page_cache:?} {range:?}");
+        let wanted = range.start as usize..range.end as usize;
+        assert!(read == content.slice(wanted), "{case}");
+        let cached = pages_cached(&path);
+        assert!(
+            is_memory(root.path()) || (cached > 4) == is_cached,
+            "{case}: {cached} pages"
+        );
+    }
+}
+
+/// Has the page cache forget a file.
+fn forget_pages(path: &Path) {
+    let file = fs::File::open(path).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }
 
 /// The folder of the only unfinished upload.

@@ -1,0 +1,232 @@
+//! Private memory for bytes that come once and go: what is read from a file, or copied out of slots for one. It begins where direct I/O
+//! takes it, and is not cleared first: of megabytes that costs as much as a copy of them.
+//!
+//! An allocator gives back at once what is so large, and each of the next one's pages costs a fault, which is more than the copy again. So
+//! memory that has served stays for what comes within a moment.
+
+use std::io;
+use std::mem::{self, MaybeUninit};
+use std::os::fd::BorrowedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A multiple of the blocks of every disk that is sold, and the size of a page.
+pub const DIRECT_ALIGNMENT: usize = 4096;
+
+/// Less is as well kept by the allocator.
+const KEPT_BYTES_MIN: usize = 1 << 20;
+/// More is given back at once, the longest unused first.
+const SPARE_BYTES_MAX: usize = 128 << 20;
+/// What nobody took for so long is given back.
+const KEPT_FOR: Duration = Duration::from_secs(1);
+
+/// Memory that has served, in the order in which it was given back.
+static SPARE: Mutex<Vec<SpareMemory>> = Mutex::new(Vec::new());
+
+#[derive(Debug)]
+struct SpareMemory {
+    memory: Vec<u8>,
+    since: Instant,
+}
+
+impl SpareMemory {
+    fn is_idle(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) >= KEPT_FOR
+    }
+}
+
+/// Memory of at least so many bytes and no more than twice as many, the last that was given back: its pages are most likely in a cache.
+fn take(bytes: usize) -> Vec<u8> {
+    let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+    let fits = |it: &SpareMemory| (bytes..=bytes * 2).contains(&it.memory.capacity());
+    let taken = spare.iter().rposition(fits).map(|at| spare.remove(at));
+    drop(spare);
+    taken.map_or_else(|| Vec::with_capacity(bytes), |it| it.memory)
+}
+
+fn give(mut memory: Vec<u8>) {
+    if memory.capacity() < KEPT_BYTES_MIN {
+        return;
+    }
+    memory.clear();
+    let since = Instant::now();
+    let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+    spare.push(SpareMemory { memory, since });
+    release(spare, since);
+}
+
+/// Gives back memory that has served and that nobody took for a second. To be called from time to time: what comes next does it too, and
+/// nothing may come.
+pub fn release_idle_memory(now: Instant) {
+    let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+    release(spare, now);
+}
+
+fn release(mut spare: MutexGuard<'_, Vec<SpareMemory>>, now: Instant) {
+    let mut left: usize = spare.iter().map(|it| it.memory.capacity()).sum();
+    let goes = |it: &&SpareMemory| {
+        let goes = left > SPARE_BYTES_MAX || it.is_idle(now);
+        left -= it.memory.capacity();
+        goes
+    };
+    let gone = spare.iter().take_while(goes).count();
+    let gone: Vec<SpareMemory> = spare.drain(..gone).collect();
+    // The system takes megabytes back page by page: not under the lock.
+    drop(spare);
+    drop(gone);
+}
+
+/// Bytes from an address that is a multiple of [`DIRECT_ALIGNMENT`], up to a number that is fixed when it is made.
+#[derive(Debug)]
+pub struct AlignedBytes {
+    /// Never grows beyond the capacity that it is made with, or the bytes would lie elsewhere.
+    memory: Vec<u8>,
+    start: usize,
+    room: usize,
+}
+
+impl AlignedBytes {
+    /// None yet, and room for so many.
+    pub fn with_room(room: usize) -> Self {
+        let mut memory = take(room + DIRECT_ALIGNMENT);
+        let start = memory.as_ptr().align_offset(DIRECT_ALIGNMENT);
+        // What cannot be aligned is what direct I/O refuses.
+        let start = start.min(DIRECT_ALIGNMENT);
+        memory.resize(start, 0);
+        Self {
+            memory,
+            start,
+            room,
+        }
+    }
+
+    /// How many more there is room for.
+    pub fn room(&self) -> usize {
+        self.room - self.as_ref().len()
+    }
+
+    /// Appends bytes, as many as there is room for.
+    pub fn append(&mut self, bytes: &[u8]) {
+        let taken = bytes.len().min(self.room());
+        self.memory.extend_from_slice(&bytes[..taken]);
+    }
+
+    /// Appends what one read of at most `length` bytes at `offset` of a file gives, and says how many these are; none at its end.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn read_from(
+        &mut self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+    ) -> io::Result<usize> {
+        let length = length.min(self.room());
+        let free: &mut [MaybeUninit<u8>] = &mut self.memory.spare_capacity_mut()[..length];
+        let (read, _) = rustix::io::pread(file, free, offset)?;
+        let read = read.len();
+        let filled = self.memory.len() + read;
+        // SAFETY: the kernel has filled these bytes, which follow those that were there, within the capacity.
+        unsafe {
+            self.memory.set_len(filled);
+        }
+        Ok(read)
+    }
+
+    /// Keeps the first `length` bytes, if there are more.
+    pub fn truncate(&mut self, length: usize) {
+        self.memory.truncate(self.start.saturating_add(length));
+    }
+}
+
+impl Drop for AlignedBytes {
+    fn drop(&mut self) {
+        give(mem::take(&mut self.memory));
+    }
+}
+
+impl AsRef<[u8]> for AlignedBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.memory[self.start..]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn bytes_begin_where_direct_io_takes_them_and_stay_there() {
+        for room in [0, 1, DIRECT_ALIGNMENT, 3 * DIRECT_ALIGNMENT + 5, 1 << 20] {
+            let mut bytes = AlignedBytes::with_room(room);
+            let place = bytes.as_ref().as_ptr();
+            assert_eq!(place.align_offset(DIRECT_ALIGNMENT), 0);
+            for _ in 0..=room.div_ceil(1000) {
+                bytes.append(&[7; 1000]);
+            }
+            assert_eq!((bytes.room(), bytes.as_ref()), (0, &vec![7; room][..]));
+            assert_eq!(bytes.as_ref().as_ptr(), place);
+            bytes.truncate(room / 2);
+            assert_eq!(
+                (bytes.as_ref().len(), bytes.room()),
+                (room / 2, room - room / 2)
+            );
+        }
+    }
+
+    /// Other tests make none that are so large.
+    #[test]
+    fn memory_serves_again_within_a_moment_and_then_goes() {
+        let room = 40 << 20;
+        let mut first = AlignedBytes::with_room(room);
+        first.append(b"before");
+        let place = first.as_ref().as_ptr().addr();
+        drop(first);
+        let larger = AlignedBytes::with_room(room * 3);
+        let smaller = AlignedBytes::with_room(room / 3);
+        let again = AlignedBytes::with_room(room - 5);
+        assert_eq!(again.as_ref().as_ptr().addr(), place);
+        assert_eq!((again.as_ref(), again.room()), (&[][..], room - 5));
+        drop((smaller, again));
+        let is_there = |bytes: usize| {
+            let spare = SPARE.lock().unwrap();
+            spare.iter().any(|it| it.memory.capacity() >= bytes)
+        };
+        assert!(is_there(room));
+        release_idle_memory(Instant::now() + KEPT_FOR * 2);
+        assert!(!is_there(room));
+        drop(larger);
+        assert!(is_there(room * 3));
+        drop(AlignedBytes::with_room(room));
+        assert!(
+            !is_there(room * 3),
+            "the longest unused goes where it is too much"
+        );
+    }
+
+    #[test]
+    fn a_file_is_read_up_to_its_end_or_as_far_as_is_wanted() {
+        let file = rustix::fs::memfd_create("file", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let content: Vec<u8> = (0..10_000).map(|at| (at % 251) as u8).collect();
+        assert_eq!(rustix::io::pwrite(&file, &content, 0), Ok(content.len()));
+        let mut bytes = AlignedBytes::with_room(9_000);
+        assert_eq!(bytes.read_from(file.as_fd(), 100, 4_000).unwrap(), 4_000);
+        assert_eq!(
+            bytes.read_from(file.as_fd(), 4_100, usize::MAX).unwrap(),
+            5_000
+        );
+        assert_eq!(
+            bytes.read_from(file.as_fd(), 9_100, 1).unwrap(),
+            0,
+            "no room"
+        );
+        assert_eq!(bytes.as_ref(), &content[100..9_100]);
+        let mut tail = AlignedBytes::with_room(9_000);
+        assert_eq!(tail.read_from(file.as_fd(), 9_000, 9_000).unwrap(), 1_000);
+        assert_eq!(tail.read_from(file.as_fd(), 10_000, 9_000).unwrap(), 0);
+        assert!(tail.read_from(file.as_fd(), u64::MAX, 1).is_err());
+        assert_eq!(tail.as_ref(), &content[9_000..]);
+    }
+}
