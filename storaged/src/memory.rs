@@ -29,6 +29,10 @@ use crate::verify::ParityCheck;
 
 pub use adopt::AdoptError;
 
+/// Slots of so many bytes are read from mappings. A daemon that is killed closes nothing before its mappings are gone, 10 to 190 ms for each
+/// GiB, and the next one waits for that.
+const VIEWED_BYTES_MAX: u64 = 8 << 30;
+
 /// Why a slot could not be read.
 #[derive(Debug, Error)]
 pub enum ReadError {
@@ -98,7 +102,7 @@ impl Memory {
     /// # Errors
     /// [`SlotError`] if there is no memory.
     pub fn create_slot(&self, id: SlotId, bytes: u64) -> Result<(), SlotError> {
-        let slot = Slot::create(bytes)?.viewed();
+        let slot = self.viewed(Slot::create(bytes)?);
         if locked(&self.inherited).slots.remove(&id).is_some() {
             // Of one name the store holds one.
             self.handover.let_go(KeptName::Slot(id));
@@ -106,6 +110,19 @@ impl Memory {
         self.handover.hand(KeptName::Slot(id), slot.as_fd());
         locked(&self.slots).insert(id, Arc::new(slot));
         Ok(())
+    }
+
+    /// Has a slot read from a mapping, as long as there is not too much of that.
+    fn viewed(&self, slot: Slot) -> Slot {
+        let slots = locked(&self.slots);
+        let viewed = slots.values().filter(|slot| slot.is_viewed());
+        let bytes: u64 = viewed.map(|slot| slot.capacity()).sum();
+        drop(slots);
+        if bytes + slot.capacity() <= VIEWED_BYTES_MAX {
+            slot.viewed()
+        } else {
+            slot
+        }
     }
 
     /// Lets go of a slot; its memory is free once this is dropped and no trainer maps it.
@@ -155,9 +172,7 @@ impl Memory {
 
     /// Gives memory back that was spare for long.
     pub fn rest(&self) {
-        let now = Instant::now();
-        self.parity_memory.rest(now);
-        storaged_arena::release_idle_memory(now);
+        self.parity_memory.rest(Instant::now());
     }
 
     /// Bytes of memory that no set uses and the next one will.
@@ -409,14 +424,15 @@ impl Memory {
         let Some(block) = block else {
             return Ok(BlockState::Clean);
         };
+        let both = out.len().min(block.length);
+        out[..both].copy_from_slice(&block.bytes()[..both]);
+        out[both..].fill(0);
+        // After the copy: a page that failed before or in it has zeros from then on.
         if fingerprint(block.bytes()) != block.print {
             return Err(SessionFault::Corrupt(format!(
                 "parity chunk {stripe} does not have its fingerprint"
             )));
         }
-        let both = out.len().min(block.length);
-        out[..both].copy_from_slice(&block.bytes()[..both]);
-        out[both..].fill(0);
         Ok(BlockState::Dirty)
     }
 }

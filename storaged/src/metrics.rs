@@ -589,9 +589,9 @@ impl Metrics {
         self.scrub_age_seconds.set(age.as_secs_f64());
     }
 
-    /// So many pages have failed since the daemon started.
-    pub fn observe_pages_lost(&self, pages: u64) {
-        self.memory_pages_lost.set(gauge(pages));
+    /// So many pages have failed since the daemon started; whether these are more than was said last.
+    pub fn observe_pages_lost(&self, pages: u64) -> bool {
+        self.memory_pages_lost.set(gauge(pages)) < gauge(pages)
     }
 
     /// So much memory would end with this daemon.

@@ -6,6 +6,8 @@
 //! that failed, for this process alone, and counts it. That the zeros are no bytes of anybody's is for the reader to see:
 //! by the count, or by the fingerprint that it compares anyway.
 //!
+//! Two threads that touch a page at the same time may count it twice.
+//!
 //! The table is a fixed one of atomics, because a handler may neither allocate nor take a lock.
 
 use std::io;
@@ -28,6 +30,8 @@ static RANGES: [Range; RANGES_MAX] = [const { Range::free() }; RANGES_MAX];
 /// What was done with the signal before.
 static BEFORE: OnceLock<sigaction> = OnceLock::new();
 static PAGES: AtomicU64 = AtomicU64::new(0);
+/// Bytes of a page: asking may allocate the first time, which a handler must not.
+static PAGE_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug)]
 struct Range {
@@ -53,7 +57,10 @@ impl Range {
 
     fn has(&self, address: usize) -> bool {
         let start = self.start.load(Ordering::Acquire);
-        start != FREE && start <= address && address < self.end.load(Ordering::Acquire)
+        let end = self.end.load(Ordering::Acquire);
+        // Were the end another range's, which has taken this place meanwhile, addresses between the two would be nobody's.
+        let is_one = self.start.load(Ordering::Acquire) == start;
+        is_one && start != FREE && start <= address && address < end
     }
 }
 
@@ -96,6 +103,7 @@ pub fn survive_memory_faults() -> io::Result<()> {
     if BEFORE.get().is_some() {
         return Ok(());
     }
+    PAGE_BYTES.store(page_size(), Ordering::Relaxed);
     let mut before = MaybeUninit::<sigaction>::uninit();
     // SAFETY: asking what is done with a signal changes nothing; `before` has room for the answer.
     let asked = unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), before.as_mut_ptr()) };
@@ -126,7 +134,17 @@ pub fn memory_pages_lost() -> u64 {
 }
 
 extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel passes a valid `siginfo_t`, in which a SIGBUS has an address.
+    // SAFETY: the kernel passes a valid `siginfo_t`.
+    let code = unsafe { (*info).si_code };
+    match code {
+        // Somewhere else, of a page that nobody here touches at the moment: by the time this runs its addresses may be another mapping's. Who
+        // touches it is told then.
+        libc::BUS_MCEERR_AO => return,
+        libc::BUS_ADRERR | libc::BUS_OBJERR | libc::BUS_MCEERR_AR => {}
+        // Not the kernel's: it has no address.
+        _ => return pass_on(signal, info, context),
+    }
+    // SAFETY: of these codes it has an address.
     let address = unsafe { (*info).si_addr() }.addr();
     let range = RANGES.iter().find(|range| range.has(address));
     if range.is_some_and(|range| is_replaced(range, address)) {
@@ -137,27 +155,18 @@ extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void
 
 /// Puts a page of zeros where `address` is.
 fn is_replaced(range: &Range, address: usize) -> bool {
-    let page = address - address % page_size();
+    let bytes = PAGE_BYTES.load(Ordering::Relaxed);
+    let page = address - address % bytes;
+    // Counted before it is there: who sees the zeros must see that they are not his.
+    range.pages.fetch_add(1, Ordering::SeqCst);
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-    // SAFETY: the page lies in a mapping of this crate's own, which is there as long as it is watched; whoever has a pointer into it finds
-    // other bytes there, which the failed page has given nobody. `mmap` is a plain system call.
-    let mapped = unsafe {
-        libc::mmap(
-            std::ptr::without_provenance_mut(page),
-            page_size(),
-            protection,
-            flags,
-            -1,
-            0,
-        )
-    };
-    if mapped == libc::MAP_FAILED {
-        return false;
-    }
-    range.pages.fetch_add(1, Ordering::AcqRel);
+    let place = std::ptr::without_provenance_mut(page);
+    // SAFETY: the page lies in a mapping of this crate's own, which is there as long as it is watched, and the thread that was stopped here is
+    // reading it; whoever has a pointer into it finds other bytes there, which the failed page has given nobody. `mmap` is a plain system call.
+    let mapped = unsafe { libc::mmap(place, bytes, protection, flags, -1, 0) };
     PAGES.fetch_add(1, Ordering::Relaxed);
-    true
+    mapped != libc::MAP_FAILED
 }
 
 /// Does what was done before, which for the standard library's handler and for none is the end of the process.

@@ -8,6 +8,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::slot::{Slot, SlotError};
 
+/// Page tables of so many bytes are dropped at once: some milliseconds.
+const UNMAPPED_AT_ONCE_BYTES: usize = 32 << 20;
+
 /// A shared, writable mapping of a whole slot, or of a segment's cells.
 #[derive(Debug)]
 pub struct Mapping {
@@ -176,6 +179,16 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // Piece by piece: at once, nobody in this process could map or unmap anything for hundreds of milliseconds of a slot of gigabytes.
+        for offset in (0..self.length).step_by(UNMAPPED_AT_ONCE_BYTES) {
+            let bytes = UNMAPPED_AT_ONCE_BYTES.min(self.length - offset);
+            // SAFETY: the range lies in the mapping; of a shared one this drops page tables alone, and its bytes stay where they are.
+            let dropped = unsafe {
+                let start = self.start().add(offset).cast();
+                rustix::mm::madvise(start, bytes, Advice::LinuxDontNeed)
+            };
+            debug_assert!(dropped.is_ok(), "page tables of one's own can be dropped");
+        }
         // SAFETY: the range is the one that `map` mapped, and nobody can hold a pointer into it that is still valid:
         // `start` documents that it ends with the mapping.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };

@@ -20,8 +20,10 @@ const SPARE_BYTES_MAX: usize = 128 << 20;
 /// What nobody took for so long is given back.
 const KEPT_FOR: Duration = Duration::from_secs(1);
 
+static SPARE: Spare = Spare(Mutex::new(Vec::new()));
+
 /// Memory that has served, in the order in which it was given back.
-static SPARE: Mutex<Vec<SpareMemory>> = Mutex::new(Vec::new());
+struct Spare(Mutex<Vec<SpareMemory>>);
 
 #[derive(Debug)]
 struct SpareMemory {
@@ -35,45 +37,51 @@ impl SpareMemory {
     }
 }
 
-/// Memory of at least so many bytes and no more than twice as many, the last that was given back: its pages are most likely in a cache.
-fn take(bytes: usize) -> Vec<u8> {
-    let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
-    let fits = |it: &SpareMemory| (bytes..=bytes * 2).contains(&it.memory.capacity());
-    let taken = spare.iter().rposition(fits).map(|at| spare.remove(at));
-    drop(spare);
-    taken.map_or_else(|| Vec::with_capacity(bytes), |it| it.memory)
-}
-
-fn give(mut memory: Vec<u8>) {
-    if memory.capacity() < KEPT_BYTES_MIN {
-        return;
+impl Spare {
+    fn locked(&self) -> MutexGuard<'_, Vec<SpareMemory>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    memory.clear();
-    let since = Instant::now();
-    let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
-    spare.push(SpareMemory { memory, since });
-    release(spare, since);
+
+    /// Memory of so many bytes and hardly more, or what is waited for would count as less than it takes. The last that was given back: its
+    /// pages are most likely in a cache.
+    fn take(&self, bytes: usize) -> Vec<u8> {
+        let mut spare = self.locked();
+        let most = bytes + bytes / 8;
+        let fits = |it: &SpareMemory| (bytes..=most).contains(&it.memory.capacity());
+        let taken = spare.iter().rposition(fits).map(|at| spare.remove(at));
+        drop(spare);
+        taken.map_or_else(|| Vec::with_capacity(bytes), |it| it.memory)
+    }
+
+    fn give(&self, mut memory: Vec<u8>, now: Instant) {
+        if memory.capacity() < KEPT_BYTES_MIN {
+            return;
+        }
+        memory.clear();
+        self.locked().push(SpareMemory { memory, since: now });
+        self.release(now);
+    }
+
+    fn release(&self, now: Instant) {
+        let mut spare = self.locked();
+        let mut left: usize = spare.iter().map(|it| it.memory.capacity()).sum();
+        let goes = |it: &&SpareMemory| {
+            let goes = left > SPARE_BYTES_MAX || it.is_idle(now);
+            left -= it.memory.capacity();
+            goes
+        };
+        let gone = spare.iter().take_while(goes).count();
+        let gone: Vec<SpareMemory> = spare.drain(..gone).collect();
+        // The system takes megabytes back page by page: not under the lock.
+        drop(spare);
+        drop(gone);
+    }
 }
 
-/// Gives back memory that has served and that nobody took for a second. To be called from time to time: what comes next does it too, and
-/// nothing may come.
-pub fn release_idle_memory(now: Instant) {
-    let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
-    release(spare, now);
-}
-
-fn release(mut spare: MutexGuard<'_, Vec<SpareMemory>>, now: Instant) {
-    let mut left: usize = spare.iter().map(|it| it.memory.capacity()).sum();
-    let goes = |it: &&SpareMemory| {
-        let goes = left > SPARE_BYTES_MAX || it.is_idle(now);
-        left -= it.memory.capacity();
-        goes
-    };
-    let gone = spare.iter().take_while(goes).count();
-    let gone: Vec<SpareMemory> = spare.drain(..gone).collect();
-    // The system takes megabytes back page by page: not under the lock.
-    drop(spare);
-    drop(gone);
+/// Gives back memory that has served and that nobody took for a second: tens of milliseconds for all that is kept. To be called from
+/// time to time: what comes next does it too, and nothing may come.
+pub fn release_idle_memory() {
+    SPARE.release(Instant::now());
 }
 
 /// Bytes from an address that is a multiple of [`DIRECT_ALIGNMENT`], up to a number that is fixed when it is made.
@@ -88,7 +96,7 @@ pub struct AlignedBytes {
 impl AlignedBytes {
     /// None yet, and room for so many.
     pub fn with_room(room: usize) -> Self {
-        let mut memory = take(room + DIRECT_ALIGNMENT);
+        let mut memory = SPARE.take(room + DIRECT_ALIGNMENT);
         let start = memory.as_ptr().align_offset(DIRECT_ALIGNMENT);
         // What cannot be aligned is what direct I/O refuses.
         let start = start.min(DIRECT_ALIGNMENT);
@@ -141,7 +149,7 @@ impl AlignedBytes {
 
 impl Drop for AlignedBytes {
     fn drop(&mut self) {
-        give(mem::take(&mut self.memory));
+        SPARE.give(mem::take(&mut self.memory), Instant::now());
     }
 }
 
@@ -176,34 +184,42 @@ mod tests {
         }
     }
 
-    /// Other tests make none that are so large.
     #[test]
     fn memory_serves_again_within_a_moment_and_then_goes() {
-        let room = 40 << 20;
-        let mut first = AlignedBytes::with_room(room);
-        first.append(b"before");
-        let place = first.as_ref().as_ptr().addr();
-        drop(first);
-        let larger = AlignedBytes::with_room(room * 3);
-        let smaller = AlignedBytes::with_room(room / 3);
-        let again = AlignedBytes::with_room(room - 5);
-        assert_eq!(again.as_ref().as_ptr().addr(), place);
-        assert_eq!((again.as_ref(), again.room()), (&[][..], room - 5));
-        drop((smaller, again));
-        let is_there = |bytes: usize| {
-            let spare = SPARE.lock().unwrap();
-            spare.iter().any(|it| it.memory.capacity() >= bytes)
+        const BYTES: usize = 40 << 20;
+        let (spare, now) = (Spare(Mutex::default()), Instant::now());
+        let kept = || {
+            spare
+                .locked()
+                .iter()
+                .map(|it| it.memory.capacity())
+                .collect::<Vec<_>>()
         };
-        assert!(is_there(room));
-        release_idle_memory(Instant::now() + KEPT_FOR * 2);
-        assert!(!is_there(room));
-        drop(larger);
-        assert!(is_there(room * 3));
-        drop(AlignedBytes::with_room(room));
-        assert!(
-            !is_there(room * 3),
+        let mut memory = spare.take(BYTES);
+        memory.extend_from_slice(b"before");
+        let place = memory.as_ptr().addr();
+        spare.give(memory, now);
+        for other in [BYTES + 1, BYTES / 2] {
+            let taken = spare.take(other);
+            assert!(taken.as_ptr().addr() != place);
+        }
+        let again = spare.take(BYTES - 5);
+        assert_eq!(
+            (again.as_ptr().addr(), again.len(), kept().len()),
+            (place, 0, 0)
+        );
+        spare.give(again, now);
+        spare.give(vec![0; KEPT_BYTES_MIN - 1], now);
+        spare.release(now + KEPT_FOR / 2);
+        assert_eq!(kept(), [BYTES]);
+        spare.give(Vec::with_capacity(3 * BYTES), now + KEPT_FOR / 2);
+        assert_eq!(
+            kept(),
+            [3 * BYTES],
             "the longest unused goes where it is too much"
         );
+        spare.release(now + KEPT_FOR * 2);
+        assert!(kept().is_empty());
     }
 
     #[test]

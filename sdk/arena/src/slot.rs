@@ -69,6 +69,11 @@ impl Slot {
         Self { view, ..self }
     }
 
+    /// Whether it is read so.
+    pub fn is_viewed(&self) -> bool {
+        self.view.is_some()
+    }
+
     /// Makes a slot of `capacity` bytes, all of them allocated now, so that no write can fail later.
     ///
     /// # Errors

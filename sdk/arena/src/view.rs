@@ -1,7 +1,7 @@
 //! A daemon's view of a slot: a mapping from which it reads, and from which pages may go missing.
 //!
 //! A slot is used for step after step, so its page tables are filled once, and a copy out of a mapping then costs a quarter of the kernel's
-//! (`docs/bench/floors.md`). A slot's size is sealed, and a hole that its trainer punches is a page of zeros: what is left to fail is memory itself.
+//! (`make bench-floors`). A slot's size is sealed, and a hole that its trainer punches has memory again where it is read: what is left to fail is memory itself.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{Ordering, compiler_fence};

@@ -44,7 +44,8 @@ impl Daemon {
                 self.compare(&peer);
                 None
             }
-            NetEvent::Message { from, body } => {
+            NetEvent::Message { from, body, room } => {
+                drop(room);
                 match decode::<PeerMessage>("peer message", &body) {
                     Ok(message) => Some(Input::Message { from, message }),
                     Err(error) => {
@@ -166,7 +167,13 @@ impl Daemon {
         );
         self.show_scrub();
         metrics.observe_unheld(self.memory.missing_in_store());
-        metrics.observe_pages_lost(storaged_arena::memory_pages_lost());
+        let lost = storaged_arena::memory_pages_lost();
+        if metrics.observe_pages_lost(lost) {
+            tracing::warn!(
+                pages = lost,
+                "memory of slots or parity has failed: the system could not give all of it, what is missing counts as rotten"
+            );
+        }
         if let Some(net) = &self.net {
             metrics.observe_connections(net.connections());
             metrics.observe_trunks(net.trunks());

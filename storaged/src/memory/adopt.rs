@@ -167,7 +167,7 @@ impl Memory {
     }
 
     fn adopt_slot_memory(&self, id: SlotId, fd: OwnedFd) -> Result<(), AdoptError> {
-        let slot = Slot::adopt(fd)?.viewed();
+        let slot = Slot::adopt(fd)?;
         locked(&self.inherited).slots.insert(id, slot);
         Ok(())
     }
@@ -188,6 +188,7 @@ impl Memory {
         let slot = locked(&self.inherited).slots.remove(&id);
         let slot = slot.ok_or(AdoptError::NoSlot(id))?;
         let capacity = slot.capacity();
+        let slot = self.viewed(slot);
         locked(&self.slots).insert(id, Arc::new(slot));
         Ok(capacity)
     }

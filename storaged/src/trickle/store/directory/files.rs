@@ -36,12 +36,12 @@ fn read_blocks(file: &File, range: &Range<u64>, bytes: &mut AlignedBytes) -> io:
 }
 
 /// Reads what a range has beyond the bytes that are there, up to the file's end.
-fn read_rest(file: &File, range: &Range<u64>, bytes: &mut AlignedBytes) -> io::Result<()> {
+fn read_rest(file: &File, range: &Range<u64>, mut bytes: AlignedBytes) -> io::Result<AlignedBytes> {
     let length = (range.end - range.start) as usize;
     loop {
         let missing = length.saturating_sub(bytes.as_ref().len());
-        if missing == 0 || read_once(file, range, bytes, missing)? == 0 {
-            return Ok(());
+        if missing == 0 || read_once(file, range, &mut bytes, missing)? == 0 {
+            return Ok(bytes);
         }
     }
 }
@@ -206,10 +206,13 @@ impl Inner {
             .map_err(|error| self.failed("look at", name, error))?;
         let range = range_within(key, range, metadata.len())?;
         let length = (range.end - range.start) as usize;
-        let mut bytes = AlignedBytes::with_room(length.next_multiple_of(DIRECT_ALIGNMENT));
-        let read = self.read_direct(&file, &range, &mut bytes);
-        let read = read.and_then(|()| read_rest(&file, &range, &mut bytes));
-        read.map_err(|error| self.failed("read", name, error))?;
+        let bytes = if self.is_direct(&range) {
+            self.read_direct(&file, &range)
+        } else {
+            Ok(AlignedBytes::with_room(length))
+        };
+        let bytes = bytes.and_then(|bytes| read_rest(&file, &range, bytes));
+        let bytes = bytes.map_err(|error| self.failed("read", name, error))?;
         if bytes.as_ref().len() == length {
             return Ok(Bytes::from_owner(bytes));
         }
@@ -221,31 +224,29 @@ impl Inner {
         })
     }
 
-    /// Reads past the page cache what can be, whole blocks of long ranges: the cache is the trainers', and its copy is one more.
-    fn read_direct(
-        &self,
-        file: &File,
-        range: &Range<u64>,
-        bytes: &mut AlignedBytes,
-    ) -> io::Result<()> {
+    /// Long ranges are read past the page cache, where they begin with a block: the cache is the trainers', and its copy is one more.
+    fn is_direct(&self, range: &Range<u64>) -> bool {
         let is_aligned = range.start.is_multiple_of(DIRECT_ALIGNMENT as u64);
         let is_long = range.end - range.start >= DIRECT_BYTES_MIN;
-        if !(self.direct.is_tried() && is_aligned && is_long) {
-            return Ok(());
-        }
+        self.direct_reads.is_tried() && is_aligned && is_long
+    }
+
+    fn read_direct(&self, file: &File, range: &Range<u64>) -> io::Result<AlignedBytes> {
+        let length = (range.end - range.start) as usize;
+        let mut bytes = AlignedBytes::with_room(length.next_multiple_of(DIRECT_ALIGNMENT));
         let plain = rustix::fs::fcntl_getfl(file)?;
         let read = match rustix::fs::fcntl_setfl(file, plain | OFlags::DIRECT) {
-            Ok(()) => read_blocks(file, range, bytes),
+            Ok(()) => read_blocks(file, range, &mut bytes),
             Err(errno) => Err(errno.into()),
         };
         rustix::fs::fcntl_setfl(file, plain)?;
-        bytes.truncate((range.end - range.start) as usize);
+        bytes.truncate(length);
         match read {
             Err(error) if refuses_direct(error.kind()) => {
-                self.direct.give_up(&self.root);
-                Ok(())
+                self.direct_reads.give_up(&self.root, "long reads go");
+                Ok(bytes)
             }
-            read => read,
+            read => read.map(|()| bytes),
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::uring::Uring;
 use crate::trickle::store::{FileIoConfig, PageCacheConfig, StoreError};
 
-/// Whether parts are written past the page cache, and long reads go past it: until the file system refuses it once.
+/// Whether something goes past the page cache: until the file system refuses it once.
 #[derive(Debug)]
 pub(super) struct DirectIo(AtomicBool);
 
@@ -20,10 +20,11 @@ impl DirectIo {
         self.0.load(Ordering::Relaxed)
     }
 
-    pub(super) fn give_up(&self, root: &Path) {
+    /// What is done through the page cache from now on.
+    pub(super) fn give_up(&self, root: &Path, what: &str) {
         if self.0.swap(false, Ordering::Relaxed) {
             let root = root.display();
-            tracing::info!(%root, "the file system takes no direct I/O, parts and reads go through the page cache");
+            tracing::info!(%root, "the file system takes no direct I/O: {what} through the page cache");
         }
     }
 }

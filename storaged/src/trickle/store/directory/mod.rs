@@ -56,6 +56,8 @@ struct Inner {
     resolver: Resolver,
     io: FileIo,
     direct: DirectIo,
+    /// A file system may take it of what is opened so, as parts are, and not of what is switched to it.
+    direct_reads: DirectIo,
     randomness: Arc<dyn Randomness>,
     permits: Arc<Semaphore>,
     /// Orders the journal's lines; they are short, so one lock for all uploads does.
@@ -85,6 +87,7 @@ impl Directory {
             resolver: Resolver::default(),
             io: FileIo::open(io.calls)?,
             direct: DirectIo::new(io.page_cache),
+            direct_reads: DirectIo::new(io.page_cache),
             randomness,
             permits: Arc::new(Semaphore::new(BLOCKING_CALLS_MAX)),
             journal_lock: std::sync::Mutex::new(()),
@@ -156,7 +159,9 @@ impl Directory {
         {
             // Opened, and yet not written so: larger blocks, or a file system that tells only now.
             Err(error) if refuses_direct(error.kind()) => {
-                self.inner.direct.give_up(&self.inner.root);
+                self.inner
+                    .direct
+                    .give_up(&self.inner.root, "parts are written");
                 Ok(Ok(0))
             }
             written => Ok(written.map(|()| length)),
