@@ -18,6 +18,7 @@ mod shared_reads;
 mod start;
 mod tier;
 mod tier_keys;
+mod turns;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -35,6 +36,7 @@ use storaged_wire::{
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::digest;
@@ -61,6 +63,7 @@ pub(crate) use scrub::timed;
 use start::{own_certificate, setup, start_net};
 use tier_keys::KeyService;
 pub use tier_keys::{KeyCommandError, first_keys};
+use turns::Turns;
 use watch::WatchedFiles;
 
 /// A session that runs says so often how it goes.
@@ -282,12 +285,18 @@ impl Daemon {
     /// by nobody any more, it stops at once. It ends too if another node has taken its place.
     pub async fn run(mut self, mut stops: mpsc::Receiver<()>) -> Ending {
         self.show();
+        let mut turns = Turns::FIRST;
         let left = loop {
             if let Some(left) = self.has_left() {
                 break left;
             }
             let deadline = self.clock.instant(self.node.deadline());
             let look_at = self.leaving.as_ref().map_or(deadline, Leaving::look_at);
+            let now = Instant::now();
+            let turn = turns.at(now);
+            // By the clock: a timer that is made anew in each turn may never be seen to have fired.
+            let is_due = turn == Turns::Time && deadline <= now;
+            turns = Turns::FIRST;
             let input = tokio::select! {
                 biased;
                 stop = stops.recv() => match self.heed_signal(stop) {
@@ -302,7 +311,14 @@ impl Daemon {
                     }
                 },
                 Some(event) = self.from_stage.operators.recv() => Some(self.stage_event(event)),
-                Some(event) = self.from_net.recv() => self.net_event(event),
+                () = std::future::ready(()), if is_due => {
+                    turns = Turns::Others;
+                    Some(Input::Tick)
+                }
+                Some(event) = self.from_net.recv(), if turn.are_for_peers() => {
+                    turns = turn.after_a_peer(now);
+                    self.net_event(event)
+                }
                 Some(input) = self.from_effects.recv() => Some(input),
                 Some(event) = self.from_stage.tenants.recv() => Some(self.stage_event(event)),
                 Some(asked) = self.from_ops.recv() => self.restart_asked(asked),
@@ -314,6 +330,7 @@ impl Daemon {
                 Some(()) = self.watched.changes.recv() => self.certificates_changed(),
                 () = tokio::time::sleep_until(deadline) => Some(Input::Tick),
                 () = tokio::time::sleep_until(look_at) => None,
+                () = std::future::ready(()), if !turn.are_for_peers() => None,
             };
             if let Some(input) = input {
                 let tick = matches!(input, Input::Tick);
@@ -324,7 +341,7 @@ impl Daemon {
                     self.perform(output);
                 }
                 if tick {
-                    self.memory.rest();
+                    self.rest();
                     self.show();
                 }
             }
@@ -442,6 +459,17 @@ impl Daemon {
         match self.offload {
             Offload::Inline => drop(slot),
             Offload::Threads => drop(tokio::task::spawn_blocking(move || drop(slot))),
+        }
+    }
+
+    /// What has not been used for some time goes back to the system.
+    fn rest(&self) {
+        self.memory.rest();
+        match self.offload {
+            Offload::Inline => storaged_arena::release_idle_memory(),
+            Offload::Threads => drop(tokio::task::spawn_blocking(
+                storaged_arena::release_idle_memory,
+            )),
         }
     }
 

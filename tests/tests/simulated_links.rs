@@ -106,7 +106,7 @@ impl Site {
                     peer, generation, ..
                 } => (peer, Seen::Up(generation)),
                 NetEvent::Down { peer, silent, .. } => (peer, Seen::Down(silent)),
-                NetEvent::Message { from, body } => (from, Seen::Message(body)),
+                NetEvent::Message { from, body, .. } => (from, Seen::Message(body)),
                 _ => continue,
             };
             let now = turmoil::sim_elapsed().expect("inside the simulation");

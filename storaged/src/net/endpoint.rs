@@ -19,6 +19,7 @@ use super::dial::Purpose;
 use super::hello::{LinkHello, welcome};
 use super::link::{Link, Offer};
 use super::node_naming::NodeNaming;
+use super::pace::MessageRoom;
 use super::pulse::{BEAT, Proximity, Side};
 use super::requests::PeerAnswer;
 use super::revoked::Revoked;
@@ -110,7 +111,12 @@ pub enum NetEvent {
         silent: Option<Duration>,
     },
     /// A control message.
-    Message { from: NodeName, body: Vec<u8> },
+    Message {
+        from: NodeName,
+        body: Vec<u8>,
+        /// Kept until it is heard: without room its sender's next ones are not taken.
+        room: MessageRoom,
+    },
     /// A data stream.
     Stream {
         from: NodeName,

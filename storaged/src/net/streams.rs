@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::agreement::Agreement;
 use super::endpoint::{FIRST_RECORD_BYTES_MAX, NetEvent, Shared, failed};
 use super::frame::ControlFrameError;
+use super::pace::MessagePace;
 use super::{NetError, failure, frame, requests};
 
 /// First records of connections and streams come within this time.
@@ -31,6 +32,7 @@ pub(super) async fn serve(
     gone: CancellationToken,
 ) {
     let (of_peer, of_shared) = (connection.clone(), shared.clone());
+    let pace = Arc::new(MessagePace::new());
     let mut revoked = std::pin::pin!(of_shared.until_revoked(&of_peer));
     loop {
         let stream = tokio::select! {
@@ -45,8 +47,11 @@ pub(super) async fn serve(
             }
             stream = connection.accept_uni() => stream,
             Ok((send, recv)) = connection.accept_bi() => {
-                let (shared, from) = (shared.clone(), from.clone());
-                tokio::spawn(async move { requests::serve(from, send, recv, &shared).await });
+                let (shared, from, pace) = (shared.clone(), from.clone(), pace.clone());
+                tokio::spawn(async move {
+                    pace.take(&from, 0).await;
+                    requests::serve(from, send, recv, &shared).await;
+                });
                 continue;
             }
             // It was said to be acknowledged (`pulse`), which has been done.
@@ -54,8 +59,9 @@ pub(super) async fn serve(
         };
         let Ok(stream) = stream else { return };
         let (shared, from, connection) = (shared.clone(), from.clone(), connection.clone());
+        let pace = pace.clone();
         tokio::spawn(async move {
-            if let Err(error) = serve_stream(stream, &from, &shared).await {
+            if let Err(error) = serve_stream(stream, &from, &shared, &pace).await {
                 let is_wrong = matches!(error, ControlFrameError::Wrong(_));
                 let error = failure::of_stream(from.as_str(), &connection, error);
                 let _ = shared.events.send(failed(error)).await;
@@ -72,7 +78,9 @@ async fn serve_stream(
     mut recv: RecvStream,
     from: &NodeName,
     shared: &Shared,
+    pace: &MessagePace,
 ) -> Result<(), ControlFrameError> {
+    pace.take(from, 0).await;
     let mut kind = [0];
     let first = tokio::time::timeout(FIRST_RECORD_WAIT, recv.read_exact(&mut kind)).await;
     let late = |_| ControlFrameError::Lost("no first byte of a stream in time".into());
@@ -83,6 +91,7 @@ async fn serve_stream(
             while let Ok(Some(body)) = frame::read(&mut recv, CONTROL_FRAME_BYTES_MAX).await {
                 let message = NetEvent::Message {
                     from: from.clone(),
+                    room: pace.take_message(from, body.len()).await,
                     body,
                 };
                 if shared.events.send(message).await.is_err() {
