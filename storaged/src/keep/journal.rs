@@ -386,6 +386,28 @@ mod tests {
         assert!(matches!(read_journal(held), Err(JournalError::Foreign)));
     }
 
+    /// What the first release has written is read by every later one that calls itself of the same version.
+    #[test]
+    fn the_bytes_of_version_one_are_pinned() {
+        const WRITTEN: &[u8] = include_bytes!("golden/journal-1");
+        let (holder, mut journal) = started();
+        journal.put(&name(1), b"one".to_vec()).unwrap();
+        journal.put(&name(300), vec![0; 300]).unwrap();
+        journal.put(&name(1), b"other".to_vec()).unwrap();
+        journal.remove(&name(300)).unwrap();
+        let mut bytes = vec![0; journal.bytes() as usize];
+        holder.file().read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes, WRITTEN, "another layout needs another version");
+        let kept = rustix::fs::memfd_create("journal", MemfdFlags::CLOEXEC).unwrap();
+        assert_eq!(rustix::io::pwrite(&kept, WRITTEN, 0), Ok(WRITTEN.len()));
+        let contents = read_journal(kept).unwrap();
+        assert_eq!(
+            contents.records,
+            Records::from([(name(1), b"other".to_vec())])
+        );
+        assert_eq!(contents.torn_bytes, 0);
+    }
+
     #[test]
     fn another_version_is_refused_by_number() {
         let (holder, _journal) = started();
