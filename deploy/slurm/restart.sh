@@ -1,27 +1,43 @@
 #!/usr/bin/env bash
 # In a job's batch script, in place of a bare srun: asks storaged what a start would get, and starts, waits for a node, starts again
-# in place, or requeues the job.
+# in place, or requeues the job. train.sbatch is a whole job with it.
 #
 #   #SBATCH --requeue
 #   #SBATCH --open-mode=append
-#   restart.sh srun torchrun train.py
+#   #SBATCH --signal=B:USR1@180
+#   exec restart.sh srun torchrun train.py
 #
 # STORAGED_NAMESPACE must be the same at each start; by default it is made of the job's number, which a requeue keeps, as in
 # task_prolog.sh. Beside it:
 #   STORAGED_WAIT_S        how long to wait here for nodes that would bring a newer step (300)
 #   STORAGED_STARTS_MAX    starts in one allocation, while only processes die (3)
-#   STORAGED_REQUEUES_MAX  after so many requeues the job fails (5)
+#   STORAGED_REQUEUES_MAX  after so many requeues the job fails (5); those at the end of its time do not end it, but count
 #   STORAGED_ALLOW_OLDER   1 takes a step behind one that was protected; the training script must allow it too
 # A start that fails and has saved nothing newer is counted against its step: the next one gets another step, if there is one.
+#
+# SIGUSR1 says that the job's time is nearly over. The tasks get SIGTERM, save once more and end, and the job goes back into the queue. It
+# must reach this process: `exec`, and B: in --signal. SIGTERM is Slurm's own, when the job is cancelled: nothing is started any more.
 set -euo pipefail
 
 storaged="${STORAGED_BIN:-storaged}"
 scontrol="${SCONTROL_BIN:-scontrol}"
+scancel="${SCANCEL_BIN:-scancel}"
 export STORAGED_NAMESPACE="${STORAGED_NAMESPACE:-slurm-${SLURM_JOB_ID:?}}"
 ask_s="${STORAGED_ASK_S:-20}"
 text=""
+told=""
 
 say() { echo "restart.sh: $*" >&2; }
+
+# To the tasks of all steps, not to this script. Not by srun: it would kill them.
+# shellcheck disable=SC2317  # bash calls it
+save_once_more() {
+    told="requeue"
+    say "the time is nearly over: SIGTERM to the tasks, which save once more"
+    "$scancel" --signal=TERM "${SLURM_JOB_ID:?}" || true
+}
+trap save_once_more USR1
+trap 'told="${told:-end}"' TERM
 
 # Returns the verdict's exit code (storaged plan --help); its text goes to the job's log.
 verdict() {
@@ -34,14 +50,32 @@ verdict() {
 # "run R step S" of what a start would get, empty if there is nothing.
 offered() { sed -n 's/^\(run [^ ]* step [0-9]*\) .*/\1/p' <<<"$text"; }
 
+# A step behind one that was protected, or that may be: a load refuses it unless it may go back.
+is_refused() { [[ "${STORAGED_ALLOW_OLDER:-0}" != 1 ]] && grep -qE '\((goes-back|too-few-answered)\)$' <<<"$text"; }
+
+back_into_the_queue() {
+    say "requeue: $1"
+    "$scontrol" requeue "${SLURM_JOB_ID:?}"
+    exit 0
+}
+
 requeue() {
     if ((${SLURM_RESTART_COUNT:-0} >= ${STORAGED_REQUEUES_MAX:-5})); then
         say "not requeued again after ${SLURM_RESTART_COUNT} times: $1"
         exit 1
     fi
-    say "requeue: $1"
-    "$scontrol" requeue "${SLURM_JOB_ID:?}"
-    exit 0
+    back_into_the_queue "$1"
+}
+
+# Ends the script if a signal has said that the job ends; with $1 as a cancelled job ends.
+heed() {
+    case "$told" in
+        requeue) back_into_the_queue "the time is over" ;;
+        end)
+            say "the job was ended: no further start"
+            exit "$1"
+            ;;
+    esac
 }
 
 # The verdict to act on: at once, or when waiting gains nothing more.
@@ -50,36 +84,49 @@ decide() {
     while true; do
         code=0
         verdict || code=$?
-        # With a verdict of 0 or 10 a node would only bring the same step faster.
-        if ((code != 11 && code != 12 || SECONDS >= end)) || ! grep -q '^waiting would gain' <<<"$text"; then
+        heed 143
+        # With another verdict of 0 or 10 a node would only bring the same step faster.
+        if ((SECONDS >= end)) || ! grep -q '^waiting would gain' <<<"$text"; then
+            return
+        elif ((code != 11 && code != 12)) && ! is_refused; then
             return
         fi
         say "waiting $((end - SECONDS)) s more for a node"
         sleep "${STORAGED_SLEEP_S:-10}"
+        heed 143
     done
+}
+
+# Runs a start to its end. In the background: bash hears signals only while it waits there.
+start() {
+    "$@" &
+    while [[ -n "$(jobs -pr)" ]]; do
+        wait "$!" || true
+    done
+    ended=0
+    wait "$!" || ended=$?
 }
 
 for ((starts = 0; starts < ${STORAGED_STARTS_MAX:-3}; starts++)); do
     decide
     case "$code" in
-        0 | 13) ;; # all of it is in place, or it is the first start
+        0 | 10 | 11) ! is_refused || requeue "only a step behind one that was protected can be had" ;;
+    esac
+    case "$code" in
+        0 | 11 | 13) ;; # all of it is in place, or waiting gains nothing, or it is the first start
         10) ((starts == 0)) || requeue "nodes were lost" ;;
-        11)
-            if [[ "${STORAGED_ALLOW_OLDER:-0}" != 1 ]] && grep -qE '\((goes-back|too-few-answered)\)$' <<<"$text"; then
-                requeue "only a step behind one that was protected can be had"
-            fi
-            ;;
         12) requeue "nothing that was saved can be had with these nodes" ;;
         *) requeue "no verdict (exit code $code)" ;;
     esac
     before="$(offered)"
-    ended=0
-    "$@" || ended=$?
+    start "$@"
+    heed "$ended"
     if ((ended == 0)); then
         exit 0
     fi
     say "start $((starts + 1)) ended with $ended"
     verdict || true
+    heed "$ended"
     if [[ -n "$before" && "$(offered)" == "$before" ]]; then
         read -r _ run _ step <<<"$before"
         "$storaged" plan "$STORAGED_NAMESPACE" --failed "$step" --run "$run" >&2 || true

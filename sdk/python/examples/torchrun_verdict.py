@@ -16,7 +16,6 @@ import sys
 import time
 
 import storaged
-from storaged import Decision
 
 logging.basicConfig(level=logging.INFO, format="%(asctime)s launcher: %(message)s", stream=sys.stderr)
 log = logging.getLogger("launcher")
@@ -36,25 +35,13 @@ def arguments():
     return parser.parse_args()
 
 
-def newer_if_waited(verdict):
-    """What waiting would gain beside the step that can be had now."""
-    here = verdict.plan and (verdict.plan.run, verdict.plan.step)
-    return [gain for gain in verdict.waiting if (gain.run, gain.step) != here]
-
-
-def may_start(verdict, options):
-    if verdict.decision is Decision.IMPOSSIBLE:
-        return verdict.is_first_start
-    return options.allow_older or not verdict.needs_allow_older
-
-
 def decided(options):
     """The verdict to act on: at once, or when waiting gains nothing more."""
     until = time.monotonic() + options.wait
     while True:
         verdict = storaged.verdict(options.namespace, timeout=options.timeout)
         log.info("%s", verdict)
-        gains = newer_if_waited(verdict)
+        gains = verdict.newer_if_waited
         if not gains or time.monotonic() >= until:
             return verdict
         log.info("waiting up to %.0f s more: %s", until - time.monotonic(), gains[0].text)
@@ -94,7 +81,7 @@ def main():
     code = 1
     for start in range(options.restarts + 1):
         verdict = decided(options)
-        if not may_start(verdict, options):
+        if not verdict.may_start(allow_older=options.allow_older):
             log.error("not started: %s", verdict.decision.value)
             return verdict.exit_code
         code, was_told = run(verdict, options)

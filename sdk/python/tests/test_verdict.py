@@ -229,6 +229,19 @@ def test_a_slurm_job_starts_again_in_place_and_is_requeued_only_when_that_is_of_
     assert (code, asked) == (1, ["requeue 77"]), text
 
 
+def test_a_slurm_job_is_not_started_from_a_step_that_its_load_refuses(nodes, tmp_path):
+    """One of three nodes can decode all of it, and does not know whether there is something newer."""
+    saved(nodes[0], tmp_path, 20)
+    nodes[0].stop()
+    nodes[1].stop()
+    start = ["touch", str(tmp_path / "started")]
+    code, asked, text = slurm(nodes[2], tmp_path, start)
+    assert (code, asked) == (0, ["requeue 77"]) and "(too-few-answered)" in text, text
+    assert not (tmp_path / "started").exists() and "only a step behind one that was protected" in text, text
+    code, asked, text = slurm(nodes[2], tmp_path, start, STORAGED_ALLOW_OLDER="1")
+    assert (code, asked) == (0, ["requeue 77"]) and (tmp_path / "started").exists(), text
+
+
 def test_a_slurm_job_with_too_few_nodes_is_requeued_without_a_start(nodes, tmp_path):
     saved_by_two(nodes, tmp_path, 20)
     nodes[0].stop()

@@ -1,6 +1,8 @@
 """What rank 0 tells the other ranks stays until they have read it, however far ahead it is. Real processes and a real daemon."""
 
+import torch.distributed as dist
 from daemon import run_ranks
+from storaged.torch import _ranks
 
 LATE_READER = """
 checkpointer = Checkpointer("asked", timeout=20, on_error="warn")
@@ -109,3 +111,27 @@ def test_a_rank_that_finds_the_words_of_its_save_cleared_says_so_at_once(shared_
     assert kind == "CheckpointSaveError" and "rank 0 is at step" in text and "may have been committed" in text, follower
     for one in (leader, follower):
         assert one[-2][0] == "ok" and one[-1][:2] == ["ok", 5], (one, errors)
+
+
+def test_workers_that_torchrun_has_started_again_hear_no_word_of_those_before_them(monkeypatch):
+    """Its agent keeps one store over all starts. A rank that took the first start's word would begin anew beside others that go on."""
+    store = dist.HashStore()
+    monkeypatch.setattr(_ranks, "_own_store", lambda: store)
+    monkeypatch.setattr(_ranks, "distributed", lambda: True)
+
+    def ranks(rank, start, **environment):
+        for name in ("TORCHELASTIC_USE_AGENT_STORE", "STORAGED_VERDICT"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in (environment | {"TORCHELASTIC_RESTART_COUNT": start}).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(_ranks, "rank_and_world", lambda group: (rank, 2))
+        monkeypatch.setattr(_ranks.Ranks, "_made", {})
+        return _ranks.Ranks("job")
+
+    kept = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    ranks(0, "0", **kept).tell("plan", "nothing was saved")
+    assert ranks(1, "0", **kept).heard("plan") and not ranks(1, "1", **kept).heard("plan")
+    # Where the store is this start's alone nodes that have counted differently hear each other.
+    for environment in ({}, kept | {"STORAGED_VERDICT": "{}"}, {"TORCHELASTIC_USE_AGENT_STORE": "False"}):
+        ranks(0, "1", **environment).tell("plan", "step 20")
+        assert ranks(1, "0", **environment).value("plan") == "step 20"

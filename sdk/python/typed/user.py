@@ -9,6 +9,7 @@ from storaged import Decision, Session, StoragedError, restart_failed, verdict
 from storaged.data import ResumableLoader
 from storaged.errors import CheckpointSaveError, NoCheckpointError, UnsavableState
 from storaged.torch import CheckpointInfo, Checkpointer, Event, SaveFuture, SaveHandle, StoragedReader, StoragedWriter, progress_bar
+from storaged.torchrun import agreed_verdict
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 State = dict[str, torch.Tensor]
@@ -58,8 +59,15 @@ def with_dcp(state: State, session: Session) -> tuple[StorageWriter, StorageRead
     return None
 
 
+def restored(checkpointer: Checkpointer, state: State) -> bool:
+    agreed = agreed_verdict()
+    return checkpointer.load(state, allow_older=agreed is not None and agreed.needs_allow_older) is not None
+
+
 def launch() -> None:
     said = verdict("job")
+    if said.may_start(allow_older=True) and not said.newer_if_waited:
+        print(said.decision.value)
     if said.decision is Decision.RECOVER and said.plan is not None:
         print(restart_failed(said.plan.step, "job"))
 

@@ -136,6 +136,18 @@ class RestartVerdict:
         """A load takes the plan's step only with `allow_older=True`: a newer one was protected, or may have been."""
         return self.plan is not None and (self.has_reason("goes-back") or self.has_reason("too-few-answered"))
 
+    @property
+    def newer_if_waited(self) -> tuple[WaitingGain, ...]:
+        """What waiting would gain beside the step that can be had now."""
+        here = None if self.plan is None else (self.plan.run, self.plan.step)
+        return tuple(gain for gain in self.waiting if (gain.run, gain.step) != here)
+
+    def may_start(self, *, allow_older: bool = False) -> bool:
+        """Whether a start gets somewhere: a load would be given a step, or nothing was ever saved. `allow_older` as the load has it."""
+        if self.plan is None:
+            return self.is_first_start
+        return allow_older or not self.needs_allow_older
+
     def __str__(self) -> str:
         step = "" if self.plan is None else f" step {self.plan.step} of run {self.plan.run}, expected {self.plan.expected_ms} ms"
         parts = [f"{self.namespace}: {self.decision.value}{step}"]

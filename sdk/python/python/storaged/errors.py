@@ -114,6 +114,14 @@ class CheckpointSaveError(StoragedError):
         self.step = step
 
 
+class RestartRefused(StoragedError):
+    """A launcher does not start a job: a load would be given nothing of what was saved. `exit_code` is the verdict's."""
+
+    def __init__(self, text: str, exit_code: int | None = None) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
 class CheckpointLoadError(StoragedError):
     """A load failed; the state dict may be partly filled."""
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from .._deadline import Deadline
 from .._session import Session
 from ..errors import InvalidArgument, RanksMissing, StoragedError, UnknownRun
+from ..torchrun import VERDICT_VARIABLE
 
 logger = logging.getLogger("storaged")
 
@@ -246,7 +247,7 @@ class Ranks:
         if self.size > 1:
             name = str(getattr(group, "group_name", "") or "world") + kind
             count = self._made[namespace, name] = self._made.get((namespace, name), 0) + 1
-            at = f"storaged/{namespace}/{name}/{count}"
+            at = f"storaged/{_start_of_workers()}{namespace}/{name}/{count}"
             prefix = getattr(dist, "PrefixStore")  # noqa: B009, torch does not export it by name
             self._store = group.store.below(at) if others else prefix(at, _own_store())
         #: By purpose, oldest first: the words of one thing that the ranks did together.
@@ -413,6 +414,15 @@ class Calls:
     @staticmethod
     def _mark(count: int, rank: int) -> str:
         return f"past/{count}/{rank}"
+
+
+def _start_of_workers() -> str:
+    """Tells the words of this start from those that workers before us left in the store, where torchrun's agent keeps one over all starts.
+
+    Nodes may count starts differently, so only there; under our own rendezvous each start has a store of its own.
+    """
+    is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and VERDICT_VARIABLE not in os.environ
+    return f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/" if is_kept else ""
 
 
 def _own_store() -> Any:
