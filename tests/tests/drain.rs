@@ -6,6 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
@@ -83,6 +84,30 @@ fn a_spare_has_the_place_of_a_drained_node_at_once_and_the_node_stays_away() -> 
     wait("a node that waits", || {
         page_says(&system, 0, "storaged node admit")
     })
+}
+
+/// As a registry that many nodes ask is: whoever waits for a place asks more often, and the others when it is there.
+#[test]
+fn a_spare_is_soon_in_its_place_also_where_the_registry_is_asked_seldom() -> Result<()> {
+    let system = System::with_registry(4, 3, Some((2, 1)), "replace_after = \"1h\"\n")?;
+    for node in 0..4 {
+        let path = system.cluster.config_path(node);
+        let seldom = std::fs::read_to_string(&path)?.replace("poll = \"1s\"", "poll = \"20s\"");
+        std::fs::write(&path, seldom)?;
+    }
+    let (mut system, _) = protected(system)?;
+    system.cluster.start(3)?;
+    wait("a spare", || page_says(&system, 3, "spare"))?;
+    let (code, report) = drain(&system, 0, &[])?;
+    ensure!(code == Some(0), "{code:?}: {report}");
+    let vacant = Instant::now();
+    for node in [3, 1, 2] {
+        system.cluster.wait_for_peers(node, 2)?;
+    }
+    // A quarter of the poll, a sixteenth, and what a busy machine takes.
+    let took = vacant.elapsed();
+    ensure!(took < Duration::from_secs(11), "{took:?}");
+    Ok(())
 }
 
 #[test]

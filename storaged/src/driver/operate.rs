@@ -67,6 +67,7 @@ impl Daemon {
                 None
             }
             NetEvent::Failed(error) => {
+                self.may_have_a_place(&error);
                 self.connection_failed(&error);
                 None
             }

@@ -21,6 +21,11 @@ const FIRST_SIGHT: Duration = Duration::from_secs(180);
 const CONFIRM_EVERY: u32 = 30;
 /// Whoever sees nothing for so long beside its looks was stopped itself, and has not seen anybody missing.
 const OWN_PAUSE: Duration = Duration::from_secs(1);
+/// News have it look no sooner than so long after a look.
+const NEWS_GAP: Duration = Duration::from_millis(500);
+/// Nor more often than so many times within `poll`, which is longer where the registry has many nodes to answer. A machine that takes a
+/// place has all of them look, and they do so one after the other within one such part of it.
+const NEWS_LOOKS: u32 = 16;
 /// Between two looks it sees so often that it runs: they may be a minute apart, and a node that was stopped for half of one would
 /// wake to find that somebody's time is over who came back meanwhile.
 const AWAKE_EVERY: Duration = Duration::from_millis(500);
@@ -64,6 +69,8 @@ pub struct Following {
     pub is_news: bool,
     /// The registry did not have the known epoch when it was looked at last.
     pub is_doubtful: bool,
+    /// Told when there is something that the known roster does not say.
+    pub news: Arc<Notify>,
     /// Told when the node goes for good.
     pub going: Arc<Notify>,
     /// It was told so.
@@ -179,6 +186,16 @@ impl Absences {
 }
 
 impl Following {
+    /// When to look after news that have come now, if the last look was then.
+    pub(super) fn looks_after_news(&self, looked_at: Instant, now: Instant) -> Instant {
+        let part = self.poll / NEWS_LOOKS;
+        let places = &self.roster.places;
+        let own = places.iter().position(|place| place.name == self.place);
+        let count = |some: usize| u32::try_from(some).unwrap_or(u32::MAX);
+        let turn = part * count(own.unwrap_or(0)) / count(places.len()).max(1);
+        (now + turn).max(looked_at + part.max(NEWS_GAP))
+    }
+
     /// Reads what is newer. What of it the driver must hear: also when the registry failed in between, and answers again.
     async fn read(&mut self) -> Result<Option<Change>, RegistryError> {
         if let Some(newer) = self.registry.newer_than(&self.roster).await? {
@@ -272,21 +289,23 @@ impl Following {
     }
 }
 
-/// Until the next look: after `poll`, or when somebody's time is over. None if nobody listens any more.
+/// Until the next look: after `poll`, soon after news, or when somebody's time is over. None if nobody listens any more.
 async fn rest(
     following: &mut Following,
     absences: &mut Absences,
     sight: &mut watch::Receiver<Sight>,
 ) -> Option<()> {
-    let going = following.going.clone();
+    let (news, going) = (following.news.clone(), following.going.clone());
+    let mut after_news = None;
     let began = Instant::now();
     absences.rests(began);
     loop {
         let due = absences.next_due(following, &sight.borrow());
         // What was due before has had its look: a registry that is away is asked no more often for it.
         let due = due.map(|(due, _)| due).filter(|due| *due > began);
+        let sooner = due.into_iter().chain(after_news).min();
         let over = began + following.poll;
-        let wakes_at = due.map_or(over, |due| due.min(over));
+        let wakes_at = sooner.map_or(over, |at| at.min(over));
         let now = Instant::now();
         if now >= wakes_at {
             return Some(());
@@ -296,6 +315,9 @@ async fn rest(
             () = going.notified() => {
                 following.is_going = true;
                 return Some(());
+            }
+            () = news.notified() => {
+                after_news.get_or_insert(following.looks_after_news(began, Instant::now()));
             }
             changed = sight.changed() => changed.ok()?,
         }

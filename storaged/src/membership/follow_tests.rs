@@ -1,11 +1,12 @@
 //! When a follower looks: at what is in sight, and at the registry. Under simulated time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
-use super::tests::{following, places, sight, three_in_a_registry};
+use super::tests::{entering, following, lost, name, places, sight, three_in_a_registry};
 use super::*;
 
 const POLL: Duration = Duration::from_secs(60);
@@ -13,6 +14,7 @@ const POLL: Duration = Duration::from_secs(60);
 /// The node of the first of three places, which looks once a minute and gives a place up after ten seconds.
 struct Follower {
     sight: watch::Sender<Sight>,
+    news: Arc<Notify>,
     changes: mpsc::Receiver<Change>,
     registry: Registry,
 }
@@ -20,9 +22,11 @@ struct Follower {
 impl Follower {
     async fn start() -> Self {
         let (registry, roster) = three_in_a_registry().await;
+        let news = Arc::new(Notify::new());
         let node = Following {
             registry: registry.clone(),
             poll: POLL,
+            news: news.clone(),
             ..following(&roster, "a")
         };
         let (in_sight, seen) = watch::channel(sight(&["b", "c"]));
@@ -30,6 +34,7 @@ impl Follower {
         tokio::spawn(follow(node, seen, changes));
         Self {
             sight: in_sight,
+            news,
             changes: received,
             registry,
         }
@@ -116,4 +121,82 @@ async fn who_has_looked_in_vain_looks_again_after_its_poll() {
     let asked = store.requests();
     tokio::time::sleep(POLL - Duration::from_secs(1)).await;
     assert_eq!(store.requests(), asked, "not before its next look");
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_is_there_without_a_known_place_has_the_registry_looked_at() {
+    let mut follower = Follower::start().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let newest = follower.registry.newest().await.unwrap().unwrap();
+    follower
+        .registry
+        .propose(&lost(&newest, "b"))
+        .await
+        .unwrap();
+    let told = Instant::now();
+    follower.news.notify_one();
+    assert_eq!(follower.next_places().await, ["a=a/1", "b=-/1", "c=c/1"]);
+    let took = told.elapsed();
+    assert!(took < Duration::from_secs(1), "{took:?}");
+}
+
+/// A machine that will have no place may knock all the time.
+#[tokio::test(start_paused = true)]
+async fn the_registry_is_not_looked_at_for_every_word_of_news() {
+    for (poll, looks) in [(POLL, 9), (Duration::from_secs(2), 61)] {
+        let (_, roster) = three_in_a_registry().await;
+        let (store, registry) = tests::registry();
+        let news = Arc::new(Notify::new());
+        let node = Following {
+            registry,
+            poll,
+            news: news.clone(),
+            ..following(&roster, "a")
+        };
+        let (_sight, seen) = watch::channel(sight(&["b", "c"]));
+        let (changes, _received) = mpsc::channel(4);
+        tokio::spawn(follow(node, seen, changes));
+        for _ in 0..300 {
+            news.notify_one();
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let asked = store.requests();
+        assert!((looks / 2..=looks).contains(&asked), "{asked} in 30 s");
+    }
+}
+
+/// Nodes of one registry have the same news at the same moment.
+#[tokio::test(start_paused = true)]
+async fn after_news_the_nodes_look_one_after_the_other() {
+    let (_, roster) = three_in_a_registry().await;
+    let now = Instant::now();
+    let looked_at = now - POLL;
+    let after = |place: &str| {
+        let node = Following {
+            poll: POLL,
+            ..following(&roster, place)
+        };
+        node.looks_after_news(looked_at, now) - now
+    };
+    assert_eq!(after("a"), Duration::ZERO);
+    assert_eq!(after("b"), POLL / 16 / 3);
+    assert_eq!(after("c"), POLL / 16 * 2 / 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_spare_takes_a_vacant_place_within_a_quarter_of_its_poll() {
+    let (registry, _) = three_in_a_registry().await;
+    let waits = Entering {
+        poll: POLL,
+        ..entering(&registry, "d", 3)
+    };
+    let entered = tokio::spawn(async move { enter(&waits, |_| ()).await });
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    let newest = registry.newest().await.unwrap().unwrap();
+    registry.propose(&lost(&newest, "b")).await.unwrap();
+    let vacant = Instant::now();
+    let entered = entered.await.unwrap().unwrap();
+    assert_eq!(entered.place, name("b"));
+    let took = vacant.elapsed();
+    assert!(took <= Duration::from_secs(15), "{took:?}");
 }

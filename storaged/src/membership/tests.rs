@@ -366,6 +366,7 @@ pub(super) fn following(roster: &Roster, place: &str) -> Following {
         replace_after: Some(Duration::from_secs(10)),
         is_news: false,
         is_doubtful: false,
+        news: Arc::new(Notify::new()),
         going: Arc::new(Notify::new()),
         is_going: false,
     }
