@@ -74,6 +74,13 @@ fn a_spare_has_the_place_of_a_drained_node_at_once_and_the_node_stays_away() -> 
     ensure!(report["left"] == serde_json::json!([]), "{report}");
     let place = report["place"].as_str().context("a place")?;
     ensure!(place.contains("given up since epoch"), "{report}");
+    // Until the spare has its blocks.
+    let after = &report["after"][0];
+    ensure!(
+        after["namespace"] == "job" && after["step"] == 1,
+        "{report}"
+    );
+    ensure!(after["bears"] == 0 && after["of"] == 1, "{report}");
     let ended = system.cluster.wait(0)?.context("its end")?;
     ensure!(ended.success(), "{ended}");
     system.cluster.wait_for_peers(3, 2)?;

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use serde_json::json;
-use storaged_sdk::wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter};
+use serde_json::{Value, json};
+use storaged_sdk::wire::CheckpointState;
+use storaged_sdk::wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter, StepAfterDrain};
 use storaged_sdk::{Client, ClientError};
 
 use super::{CliError, SocketArgs, print};
@@ -18,7 +19,7 @@ const BACK_WITHIN: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "What only this node has or can finish comes first: uploads, the coding of the newest steps, and blocks that the others have not\nput back yet. It needs no trainers. Then its place goes to the next spare, and daemon and keeper end. Exit codes: 0 nothing is\nlost with this node's memory, 75 the time was over before (what is left is printed), 1 the daemon did not say.\n`storaged node admit NODE` lets the node have a place again."
+    after_help = "What only this node has or can finish comes first: uploads, the coding of the newest steps, and blocks that the others have not\nput back yet. It needs no trainers. Then its place goes to the next spare, and daemon and keeper end. It says what each job's\nnewest step bears until the others have decoded what this node had. Exit codes: 0 nothing is lost with this node's memory,\n75 the time was over before (what is left is printed), 1 the daemon did not say.\n`storaged node admit NODE` lets the node have a place again."
 )]
 pub struct DrainArgs {
     /// Time that there is, as 25s or 2m: finished or not, the daemon ends then, or a few seconds later where the registry is slow
@@ -94,11 +95,19 @@ fn say(report: &DrainReport) {
 }
 
 fn tell(args: &DrainArgs, report: DrainReport) -> Result<(), CliError> {
-    let DrainReport { left, place, .. } = report;
+    let DrainReport {
+        left, place, after, ..
+    } = report;
     if args.json {
-        print(&json!({"left": left, "place": place}).to_string());
-    } else if let Some(place) = &place {
-        print(&format!("the place of this node: {place}"));
+        let after = after.map(|steps| steps.iter().map(described).collect::<Vec<_>>());
+        print(&json!({"left": left, "place": place, "after": after}).to_string());
+    } else {
+        if let Some(place) = &place {
+            print(&format!("the place of this node: {place}"));
+        }
+        for step in after.iter().flatten() {
+            print(&in_words(step));
+        }
     }
     if !left.is_empty() {
         return Err(CliError::DrainedUnfinished(left.join("; ")));
@@ -107,4 +116,56 @@ fn tell(args: &DrainArgs, report: DrainReport) -> Result<(), CliError> {
         print("drained: nothing is lost with this node's memory");
     }
     Ok(())
+}
+
+/// For programs.
+fn described(step: &StepAfterDrain) -> Value {
+    json!({
+        "namespace": step.key.namespace.as_str(),
+        "run": step.key.run.to_string(),
+        "step": step.key.step.get(),
+        "bears": step.bears.losses,
+        "of": step.bears.of,
+        "durable": step.state == CheckpointState::Durable,
+    })
+}
+
+fn in_words(step: &StepAfterDrain) -> String {
+    let (key, bears) = (&step.key, step.bears);
+    let tier = match step.state {
+        CheckpointState::Durable => ", and is in the durable tier",
+        _ => "",
+    };
+    format!(
+        "{}: step {} of run {} bears {} of {} losses until others have what this node had{tier}",
+        key.namespace, key.step, key.run, bears.losses, bears.of
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use storaged_sdk::wire::local::Bears;
+    use storaged_sdk::wire::peer::CheckpointKey;
+    use storaged_sdk::wire::{Namespace, RunId, Step};
+
+    use super::*;
+
+    #[test]
+    fn what_a_step_bears_is_said_in_words_and_to_programs() {
+        let step = StepAfterDrain {
+            key: CheckpointKey {
+                namespace: Namespace::new("llm").expect("a name"),
+                run: RunId::new(3),
+                step: Step::new(9),
+            },
+            bears: Bears { losses: 1, of: 2 },
+            state: CheckpointState::Durable,
+        };
+        assert_eq!(
+            in_words(&step),
+            "llm: step 9 of run 3 bears 1 of 2 losses until others have what this node had, and is in the durable tier"
+        );
+        let expected = json!({"namespace": "llm", "run": "3", "step": 9, "bears": 1, "of": 2, "durable": true});
+        assert_eq!(described(&step), expected);
+    }
 }

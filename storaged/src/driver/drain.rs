@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use storaged_wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter};
+use storaged_wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter, StepAfterDrain};
 use tokio::time::Instant;
 
 use super::{Members, PlaceTaken};
@@ -15,6 +15,14 @@ const HEARD_WITHIN: Duration = Duration::from_secs(2);
 /// An answer is on its way to the socket for so long at most.
 const ANSWERED_WITHIN: Duration = Duration::from_millis(200);
 
+/// How the work of a drained node has ended.
+pub(super) struct WorkEnd {
+    /// What is not done.
+    pub left: Vec<String>,
+    /// What jobs' newest steps bear without this node.
+    pub after: Vec<StepAfterDrain>,
+}
+
 /// How far a drain is.
 pub(super) struct Drain {
     place: PlaceAfter,
@@ -23,6 +31,8 @@ pub(super) struct Drain {
     until: Option<Instant>,
     /// What is waited for, or left.
     left: Vec<String>,
+    /// What jobs' newest steps bear without this node, once its work is done.
+    after: Option<Vec<StepAfterDrain>>,
     /// What became of the place.
     given_up: Option<String>,
     was_signalled: bool,
@@ -36,6 +46,7 @@ impl Drain {
             phase: DrainPhase::Finishing,
             until: None,
             left: Vec::new(),
+            after: None,
             given_up: None,
             was_signalled: false,
             was_heard: false,
@@ -65,8 +76,10 @@ impl Drain {
     }
 
     /// The work is done but for what is left.
-    pub fn finished(&mut self, left: Vec<String>, members: Option<&Members>, now: Instant) {
-        self.left = left;
+    pub fn finished(&mut self, end: WorkEnd, members: Option<&Members>, now: Instant) {
+        self.left = end.left;
+        // Who has lost its place has lost its links: it knows of no step any more what it bears.
+        self.after = Some(end.after).filter(|_| self.given_up.is_none());
         let Some(members) = members else {
             self.over(None, now);
             return;
@@ -125,6 +138,7 @@ impl Drain {
             within_ms: u32::try_from(within.as_millis()).unwrap_or(u32::MAX),
             left: self.left.clone(),
             place: self.given_up.clone(),
+            after: self.after.clone(),
         }
     }
 }

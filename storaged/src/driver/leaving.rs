@@ -12,7 +12,7 @@ use storaged_wire::local::Reply;
 use storaged_wire::peer::CheckpointKey;
 use tokio::time::Instant;
 
-use super::drain::Drain;
+use super::drain::{Drain, WorkEnd};
 use super::{Daemon, PlaceTaken};
 
 /// How often it looks whether something is left, and says what.
@@ -204,7 +204,9 @@ impl Daemon {
         };
         match (&mut leaving.told_by, look) {
             (ToldBy::Operator(drain), Look::Ready(left)) => {
-                drain.finished(left, self.members.as_ref(), now);
+                let after = self.node.after_drain();
+                let end = WorkEnd { left, after };
+                drain.finished(end, self.members.as_ref(), now);
                 None
             }
             (ToldBy::Operator(drain), Look::Busy) => {
