@@ -159,6 +159,23 @@ fn what_is_lost_with_a_node_is_said_and_is_in_the_exit_code() -> Result<()> {
     Ok(())
 }
 
+/// For maintenance: a node goes only while one more loss is borne afterwards.
+#[test]
+fn a_node_goes_only_from_what_bears_as_much_as_its_operator_wants() -> Result<()> {
+    let system = System::prepared(3, Some((2, 2)), "")?;
+    let (mut system, _) = protected(system)?;
+    let (code, report) = drain(&system, 0, &["--bears", "2"])?;
+    ensure!(code == Some(0), "{code:?}: {report}");
+    let after = &report["after"][0];
+    ensure!(after["bears"] == 1 && after["of"] == 2, "{report}");
+    system.cluster.wait(0)?.context("its end")?;
+    let (code, report) = drain(&system, 1, &["--bears", "2", "--deadline", "1s"])?;
+    ensure!(code == Some(75), "{code:?}: {report}");
+    let left = report["left"][0].as_str().context("what is left")?;
+    ensure!(left.contains("bears 1 of 2 losses, expected"), "{report}");
+    Ok(())
+}
+
 /// A node with a committed step on its way to a tier.
 fn owing(tier: &str) -> Result<System> {
     let system = System::start(1, None, tier)?;

@@ -27,6 +27,10 @@ pub struct DrainOrder {
     /// What becomes of its place.
     #[n(1)]
     pub place: PlaceAfter,
+    /// Node losses that each job's newest step must bear before, as `RestartSafe` has it. None: it goes when something is left without it, in
+    /// RAM or in the durable tier.
+    #[n(2)]
+    pub bears: Option<u32>,
 }
 
 /// How far a drain is.

@@ -28,6 +28,11 @@ pub struct DrainArgs {
     /// The node comes back soon: no spare takes its place now
     #[arg(long)]
     keep_place: bool,
+    /// Node losses that each job's newest step must bear before it goes, at most m: 2 leave one that is borne afterwards, as for maintenance
+    /// with time for it (--deadline). A copy in the durable tier does not make up for them. By default that step must be left
+    /// without this node, in RAM or in the durable tier
+    #[arg(long, value_name = "N")]
+    bears: Option<u32>,
     #[command(flatten)]
     socket: SocketArgs,
     /// Print one JSON object
@@ -46,7 +51,11 @@ pub fn drain(args: &DrainArgs) -> Result<(), CliError> {
     let until = Instant::now() + Duration::from_millis(within_ms.into());
     let socket = args.socket.path();
     let mut client = Client::connect_anonymous(&socket)?;
-    let mut order = DrainOrder { within_ms, place };
+    let mut order = DrainOrder {
+        within_ms,
+        place,
+        bears: args.bears,
+    };
     let report = loop {
         match follow(&mut client, order) {
             Err(ClientError::Broken { .. }) if order.within_ms > 0 => client = back(&socket)?,

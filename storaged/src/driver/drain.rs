@@ -6,6 +6,7 @@ use std::time::Duration;
 use storaged_wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter, StepAfterDrain};
 use tokio::time::Instant;
 
+use super::leaving::AT_LEAST_DURABLE;
 use super::{Members, PlaceTaken};
 
 /// The registry answers within this time, or the place is given up by the others.
@@ -26,6 +27,7 @@ pub(super) struct WorkEnd {
 /// How far a drain is.
 pub(super) struct Drain {
     place: PlaceAfter,
+    bears: u32,
     phase: DrainPhase,
     /// The next phase begins by then.
     until: Option<Instant>,
@@ -43,6 +45,7 @@ impl Drain {
     pub fn of(order: DrainOrder) -> Self {
         Self {
             place: order.place,
+            bears: order.bears.unwrap_or(AT_LEAST_DURABLE),
             phase: DrainPhase::Finishing,
             until: None,
             left: Vec::new(),
@@ -53,8 +56,14 @@ impl Drain {
         }
     }
 
-    /// Another operator says how it is to end: whoever goes for good, does.
+    /// Node losses that each job's newest step must bear before it goes.
+    pub fn bears(&self) -> u32 {
+        self.bears
+    }
+
+    /// Another operator says how it is to end: whoever goes for good, does, and who asks for less of what is left has less time.
     pub fn told_again(&mut self, order: DrainOrder) {
+        self.bears = self.bears.min(order.bears.unwrap_or(AT_LEAST_DURABLE));
         if order.place == PlaceAfter::GivenUp && self.given_up.is_none() {
             self.place = PlaceAfter::GivenUp;
         }

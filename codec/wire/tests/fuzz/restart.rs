@@ -31,6 +31,7 @@ pub fn requests() -> Vec<Request> {
         Request::Drain(DrainOrder {
             within_ms: 25_000,
             place: PlaceAfter::GivenUp,
+            bears: Some(2),
         }),
     ]
 }

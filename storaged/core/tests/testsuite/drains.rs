@@ -27,6 +27,7 @@ fn drain(cluster: &mut Cluster, node: usize) {
     let order = DrainOrder {
         within_ms: 60_000,
         place: PlaceAfter::GivenUp,
+        bears: None,
     };
     let id = RequestId { conn, index: 1_000 };
     let request = Request::Drain(order);
