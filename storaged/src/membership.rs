@@ -17,6 +17,8 @@ mod enter;
 mod etcd;
 mod follow;
 #[cfg(test)]
+mod follow_tests;
+#[cfg(test)]
 mod history_tests;
 mod https;
 mod kubernetes;

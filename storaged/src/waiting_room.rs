@@ -137,6 +137,7 @@ impl WaitingRoom {
             within_ms: 0,
             left,
             place: Some("none: it had none".into()),
+            after: Some(Vec::new()),
         })
     }
 

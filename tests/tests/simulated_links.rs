@@ -1,5 +1,5 @@
 //! Links alone, on a simulated network: how many connections a pair has, what they cost while nothing is said, and how
-//! soon the end of a node is noticed, in its coding group and outside it.
+//! soon the end of a node is noticed, by those that are near it and by others.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -37,7 +37,7 @@ enum Seen {
 /// At which node, of which peer, when, and what.
 type Log = Arc<Mutex<Vec<(usize, NodeName, Duration, Seen)>>>;
 
-/// A cluster of transports; nodes of one group are near each other.
+/// A cluster of transports, of which some are near each other.
 struct Links<'a> {
     sim: turmoil::Sim<'a>,
     log: Log,
@@ -50,7 +50,7 @@ struct Links<'a> {
 struct Site {
     directory: std::path::PathBuf,
     addresses: Vec<IpAddr>,
-    group: Vec<usize>,
+    near: Vec<usize>,
     seed: u64,
     log: Log,
     nets: Arc<Mutex<Vec<Option<Arc<Net>>>>>,
@@ -69,8 +69,8 @@ impl Site {
         let others = (0..self.addresses.len()).filter(|peer| *peer != node);
         let address = |peer: usize| SocketAddr::new(self.addresses[peer], PORT);
         let peers = others.map(|peer| Peer::named(name(peer), address(peer)));
-        let group: BTreeSet<NodeName> = if self.group.contains(&node) {
-            self.group.iter().map(|peer| name(*peer)).collect()
+        let near: BTreeSet<NodeName> = if self.near.contains(&node) {
+            self.near.iter().map(|peer| name(*peer)).collect()
         } else {
             BTreeSet::new()
         };
@@ -83,7 +83,7 @@ impl Site {
             trunks: Vec::new(),
             identity: TlsIdentity::load(&files)?,
             peers: peers.collect(),
-            group,
+            near,
             agreement: Agreement::of(None, ChunkSize::new(1 << 16)?, &[]),
             versions: LINK_VERSIONS,
             sockets: Arc::new(SimFactory {
@@ -118,7 +118,7 @@ impl Site {
 }
 
 impl Links<'_> {
-    fn start(directory: &Path, nodes: usize, group: &[usize], seed: u64) -> Result<Self> {
+    fn start(directory: &Path, nodes: usize, near: &[usize], seed: u64) -> Result<Self> {
         storaged::log::start(storaged::log::LogFormat::Text);
         let day = Duration::from_secs(86_400);
         create_ca(directory, day)?;
@@ -137,7 +137,7 @@ impl Links<'_> {
         let site = Site {
             directory: directory.into(),
             addresses: addresses.collect(),
-            group: group.into(),
+            near: near.into(),
             seed,
             log: Log::default(),
             nets: Arc::new(Mutex::new(vec![None; nodes])),
@@ -237,7 +237,7 @@ fn both_ends_of_a_connection_send_on_it() -> Result<()> {
     Ok(())
 }
 
-/// Of ten pairs three share a group. Each of these says one word per half second, which is acknowledged; the others one in
+/// Of ten pairs three are near each other. Each of these says one word per half second, which is acknowledged; the others one in
 /// three seconds.
 #[test]
 fn links_of_which_nobody_needs_anything_cost_next_to_nothing() -> Result<()> {
@@ -254,7 +254,7 @@ fn links_of_which_nobody_needs_anything_cost_next_to_nothing() -> Result<()> {
 }
 
 #[test]
-fn a_group_notices_a_death_in_two_and_a_half_seconds_and_all_others_within_six() -> Result<()> {
+fn who_is_near_notices_a_death_in_two_and_a_half_seconds_and_all_others_within_six() -> Result<()> {
     for dies in [0, 2] {
         let directory = tempfile::tempdir()?;
         let mut links = Links::start(directory.path(), 5, &[0, 1, 2], 5)?;
@@ -272,7 +272,7 @@ fn a_group_notices_a_death_in_two_and_a_half_seconds_and_all_others_within_six()
                 matches!(&seen[..], [(after, Seen::Down(_))] if expected.contains(after)),
                 "n{node} saw of n{dies}: {seen:?}"
             );
-            // Silence counts from the last word, which outside a group may be seconds before the death.
+            // Silence counts from the last word, which from one that is far may be seconds before the death.
             let known = matches!(&seen[..], [(after, Seen::Down(Some(silent)))]
                 if *silent >= Duration::from_millis(1_900)
                     && (node >= 3 || silent.abs_diff(*after) <= Duration::from_millis(600)));
@@ -282,9 +282,9 @@ fn a_group_notices_a_death_in_two_and_a_half_seconds_and_all_others_within_six()
     Ok(())
 }
 
-/// Whoever needs an answer of a dead node does not wait for it longer than in its group.
+/// Whoever needs an answer of a dead node does not wait for it longer than one that is near.
 #[test]
-fn outside_its_group_a_dead_node_is_noticed_as_soon_when_it_is_sent_something() -> Result<()> {
+fn a_dead_node_that_is_far_is_noticed_as_soon_when_it_is_sent_something() -> Result<()> {
     for (speaks, dies) in [(3, 0), (0, 3)] {
         let directory = tempfile::tempdir()?;
         let mut links = Links::start(directory.path(), 5, &[0, 1, 2], 6)?;

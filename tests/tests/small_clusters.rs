@@ -1,6 +1,8 @@
 //! Clusters of fewer nodes than k + m, with real processes: all nodes have shards and code for one another, and any m may be lost.
 //! Where no majority is left, somebody has to say that nothing newer is waited for.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, ensure};
 use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::DurableWish;
@@ -77,6 +79,28 @@ fn a_whole_zone_may_be_lost() -> Result<()> {
             system.cluster.start(node)?;
         }
         system.cluster.wait_for_links()?;
+    }
+    Ok(())
+}
+
+/// Whoever gives a place up, or says what a step bears, mostly shares no group with the dead node.
+#[test]
+fn the_death_of_a_node_is_noticed_in_all_groups_alike() -> Result<()> {
+    const NODES: usize = 9;
+    let mut system = System::start(NODES, Some((2, 1)), "")?;
+    let mut left: Vec<usize> = (0..NODES).collect();
+    for dies in [8, 5, 3] {
+        // Nobody is sent anything: whoever is must answer soon anyway.
+        std::thread::sleep(Duration::from_secs(7));
+        let died = Instant::now();
+        system.cluster.kill(dies)?;
+        left.retain(|node| *node != dies);
+        for node in &left {
+            system.cluster.wait_for_peers(*node, left.len() - 1)?;
+        }
+        let took = died.elapsed();
+        // 2.5 s, and a second for a busy machine.
+        ensure!(took < Duration::from_millis(3_500), "node {dies}: {took:?}");
     }
     Ok(())
 }

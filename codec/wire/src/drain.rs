@@ -2,6 +2,10 @@
 
 use minicbor::{Decode, Encode};
 
+use crate::local::Bears;
+use crate::peer::CheckpointKey;
+use crate::state::CheckpointState;
+
 /// What becomes of the node's place in the roster, where there is one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
 #[cbor(index_only)]
@@ -23,6 +27,10 @@ pub struct DrainOrder {
     /// What becomes of its place.
     #[n(1)]
     pub place: PlaceAfter,
+    /// Node losses that each job's newest step must bear before, as `RestartSafe` has it. None: it goes when something is left without it, in
+    /// RAM or in the durable tier.
+    #[n(2)]
+    pub bears: Option<u32>,
 }
 
 /// How far a drain is.
@@ -55,4 +63,22 @@ pub struct DrainReport {
     /// What became of the place, for people; none before that, or where nodes are listed in files.
     #[n(3)]
     pub place: Option<String>,
+    /// What is coded of each job's newest step without this node, once its work is done; none before that, where others have its place
+    /// already, and from a daemon that does not know it.
+    #[n(4)]
+    pub after: Option<Vec<StepAfterDrain>>,
+}
+
+/// A job's newest step, as it is when the node has gone and nobody has put back yet what was there.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct StepAfterDrain {
+    /// Which one.
+    #[n(0)]
+    pub key: CheckpointKey,
+    /// Further node losses that it bears.
+    #[n(1)]
+    pub bears: Bears,
+    /// How far it came.
+    #[n(2)]
+    pub state: CheckpointState,
 }

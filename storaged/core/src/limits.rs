@@ -19,7 +19,9 @@ pub const LEAVING_NEWS_MS: u64 = 15_000;
 /// release never says it.
 pub const DRAIN_NOTED_MS: u64 = 3_000;
 
-/// The blocks of a drained node that has gone are counted for no longer than this: home nodes take its link for down after 2 s, and tell so.
+/// The blocks of a drained node that has gone are counted for no longer than this: its links end with a word, and home nodes tell so. Where it is killed
+/// instead they take its link for down after 2.5 s at most; home nodes that are far from it, as there are in clusters of more than 256
+/// nodes, after 6 s: till then one more node may go than the step bears.
 pub const DRAIN_SETTLE_MS: u64 = 4_000;
 
 /// The number of a question that is asked for repairs. No plan's has it: those begin at one.

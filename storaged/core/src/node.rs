@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use storaged_plan::GroupError;
+use storaged_wire::drain::StepAfterDrain;
 use storaged_wire::local::{PinnedOnes, Reply, Request};
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{Digest, Generation, Namespace, NodeName, Refusal, SharedBytes};
@@ -646,6 +647,11 @@ impl Node {
     /// [`Request::RestartSafe`] for `bears`.
     pub fn ends_with_this_node(&self, bears: Option<u32>) -> Vec<String> {
         self.cx.ends_with_this_node(bears)
+    }
+
+    /// Of each job's newest step, where it is coded, what it bears once this node has gone.
+    pub fn after_drain(&self) -> Vec<StepAfterDrain> {
+        self.cx.after_drain()
     }
 
     /// What the operator's metrics show of each committed checkpoint.

@@ -399,7 +399,7 @@ fn raw_endpoint(
         listen: address(node),
         trunks: Vec::new(),
         peers: vec![Peer::named(node_name(1 - node)?, address(1 - node))],
-        group: BTreeSet::new(),
+        near: BTreeSet::new(),
         agreement: Agreement::of(
             None,
             storaged_sdk::wire::ChunkSize::new(1 << 18).expect("a size"),

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use serde_json::json;
-use storaged_sdk::wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter};
+use serde_json::{Value, json};
+use storaged_sdk::wire::CheckpointState;
+use storaged_sdk::wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter, StepAfterDrain};
 use storaged_sdk::{Client, ClientError};
 
 use super::{CliError, SocketArgs, print};
@@ -18,7 +19,7 @@ const BACK_WITHIN: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "What only this node has or can finish comes first: uploads, the coding of the newest steps, and blocks that the others have not\nput back yet. It needs no trainers. Then its place goes to the next spare, and daemon and keeper end. Exit codes: 0 nothing is\nlost with this node's memory, 75 the time was over before (what is left is printed), 1 the daemon did not say.\n`storaged node admit NODE` lets the node have a place again."
+    after_help = "What only this node has or can finish comes first: uploads, the coding of the newest steps, and blocks that the others have not\nput back yet. It needs no trainers. Then its place goes to the next spare, and daemon and keeper end. It says what each job's\nnewest step bears until the others have decoded what this node had. Exit codes: 0 nothing is lost with this node's memory,\n75 the time was over before (what is left is printed), 1 the daemon did not say.\n`storaged node admit NODE` lets the node have a place again."
 )]
 pub struct DrainArgs {
     /// Time that there is, as 25s or 2m: finished or not, the daemon ends then, or a few seconds later where the registry is slow
@@ -27,6 +28,11 @@ pub struct DrainArgs {
     /// The node comes back soon: no spare takes its place now
     #[arg(long)]
     keep_place: bool,
+    /// Node losses that each job's newest step must bear before it goes, at most m: 2 leave one that is borne afterwards, as for maintenance
+    /// with time for it (--deadline). A copy in the durable tier does not make up for them. By default that step must be left
+    /// without this node, in RAM or in the durable tier
+    #[arg(long, value_name = "N")]
+    bears: Option<u32>,
     #[command(flatten)]
     socket: SocketArgs,
     /// Print one JSON object
@@ -45,7 +51,11 @@ pub fn drain(args: &DrainArgs) -> Result<(), CliError> {
     let until = Instant::now() + Duration::from_millis(within_ms.into());
     let socket = args.socket.path();
     let mut client = Client::connect_anonymous(&socket)?;
-    let mut order = DrainOrder { within_ms, place };
+    let mut order = DrainOrder {
+        within_ms,
+        place,
+        bears: args.bears,
+    };
     let report = loop {
         match follow(&mut client, order) {
             Err(ClientError::Broken { .. }) if order.within_ms > 0 => client = back(&socket)?,
@@ -94,11 +104,19 @@ fn say(report: &DrainReport) {
 }
 
 fn tell(args: &DrainArgs, report: DrainReport) -> Result<(), CliError> {
-    let DrainReport { left, place, .. } = report;
+    let DrainReport {
+        left, place, after, ..
+    } = report;
     if args.json {
-        print(&json!({"left": left, "place": place}).to_string());
-    } else if let Some(place) = &place {
-        print(&format!("the place of this node: {place}"));
+        let after = after.map(|steps| steps.iter().map(described).collect::<Vec<_>>());
+        print(&json!({"left": left, "place": place, "after": after}).to_string());
+    } else {
+        if let Some(place) = &place {
+            print(&format!("the place of this node: {place}"));
+        }
+        for step in after.iter().flatten() {
+            print(&in_words(step));
+        }
     }
     if !left.is_empty() {
         return Err(CliError::DrainedUnfinished(left.join("; ")));
@@ -107,4 +125,56 @@ fn tell(args: &DrainArgs, report: DrainReport) -> Result<(), CliError> {
         print("drained: nothing is lost with this node's memory");
     }
     Ok(())
+}
+
+/// For programs.
+fn described(step: &StepAfterDrain) -> Value {
+    json!({
+        "namespace": step.key.namespace.as_str(),
+        "run": step.key.run.to_string(),
+        "step": step.key.step.get(),
+        "bears": step.bears.losses,
+        "of": step.bears.of,
+        "durable": step.state == CheckpointState::Durable,
+    })
+}
+
+fn in_words(step: &StepAfterDrain) -> String {
+    let (key, bears) = (&step.key, step.bears);
+    let tier = match step.state {
+        CheckpointState::Durable => ", and is in the durable tier",
+        _ => "",
+    };
+    format!(
+        "{}: step {} of run {} bears {} of {} losses until others have what this node had{tier}",
+        key.namespace, key.step, key.run, bears.losses, bears.of
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use storaged_sdk::wire::local::Bears;
+    use storaged_sdk::wire::peer::CheckpointKey;
+    use storaged_sdk::wire::{Namespace, RunId, Step};
+
+    use super::*;
+
+    #[test]
+    fn what_a_step_bears_is_said_in_words_and_to_programs() {
+        let step = StepAfterDrain {
+            key: CheckpointKey {
+                namespace: Namespace::new("llm").expect("a name"),
+                run: RunId::new(3),
+                step: Step::new(9),
+            },
+            bears: Bears { losses: 1, of: 2 },
+            state: CheckpointState::Durable,
+        };
+        assert_eq!(
+            in_words(&step),
+            "llm: step 9 of run 3 bears 1 of 2 losses until others have what this node had, and is in the durable tier"
+        );
+        let expected = json!({"namespace": "llm", "run": "3", "step": 9, "bears": 1, "of": 2, "durable": true});
+        assert_eq!(described(&step), expected);
+    }
 }

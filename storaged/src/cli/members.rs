@@ -164,7 +164,7 @@ pub(super) async fn enter(
     let (changes, received) = mpsc::channel(QUEUE);
     let for_runs = registry.clone();
     let (sight, seen) = watch::channel(Sight::default());
-    let going = Arc::new(Notify::new());
+    let (news, going) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let following = Following {
         registry,
         arrival: membership.arrival,
@@ -175,6 +175,7 @@ pub(super) async fn enter(
         replace_after: membership.replace_after,
         is_news: false,
         is_doubtful: false,
+        news: news.clone(),
         going: going.clone(),
         is_going: false,
     };
@@ -187,6 +188,7 @@ pub(super) async fn enter(
         remembered,
         changes: received,
         sight,
+        news,
         going,
     });
     Ok(PlaceFound::Placed(roster))

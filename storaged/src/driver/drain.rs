@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
-use storaged_wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter};
+use storaged_wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter, StepAfterDrain};
 use tokio::time::Instant;
 
+use super::leaving::AT_LEAST_DURABLE;
 use super::{Members, PlaceTaken};
 
 /// The registry answers within this time, or the place is given up by the others.
@@ -15,14 +16,25 @@ const HEARD_WITHIN: Duration = Duration::from_secs(2);
 /// An answer is on its way to the socket for so long at most.
 const ANSWERED_WITHIN: Duration = Duration::from_millis(200);
 
+/// How the work of a drained node has ended.
+pub(super) struct WorkEnd {
+    /// What is not done.
+    pub left: Vec<String>,
+    /// What jobs' newest steps bear without this node.
+    pub after: Vec<StepAfterDrain>,
+}
+
 /// How far a drain is.
 pub(super) struct Drain {
     place: PlaceAfter,
+    bears: u32,
     phase: DrainPhase,
     /// The next phase begins by then.
     until: Option<Instant>,
     /// What is waited for, or left.
     left: Vec<String>,
+    /// What jobs' newest steps bear without this node, once its work is done.
+    after: Option<Vec<StepAfterDrain>>,
     /// What became of the place.
     given_up: Option<String>,
     was_signalled: bool,
@@ -33,17 +45,25 @@ impl Drain {
     pub fn of(order: DrainOrder) -> Self {
         Self {
             place: order.place,
+            bears: order.bears.unwrap_or(AT_LEAST_DURABLE),
             phase: DrainPhase::Finishing,
             until: None,
             left: Vec::new(),
+            after: None,
             given_up: None,
             was_signalled: false,
             was_heard: false,
         }
     }
 
-    /// Another operator says how it is to end: whoever goes for good, does.
+    /// Node losses that each job's newest step must bear before it goes.
+    pub fn bears(&self) -> u32 {
+        self.bears
+    }
+
+    /// Another operator says how it is to end: whoever goes for good, does, and who asks for less of what is left has less time.
     pub fn told_again(&mut self, order: DrainOrder) {
+        self.bears = self.bears.min(order.bears.unwrap_or(AT_LEAST_DURABLE));
         if order.place == PlaceAfter::GivenUp && self.given_up.is_none() {
             self.place = PlaceAfter::GivenUp;
         }
@@ -65,8 +85,10 @@ impl Drain {
     }
 
     /// The work is done but for what is left.
-    pub fn finished(&mut self, left: Vec<String>, members: Option<&Members>, now: Instant) {
-        self.left = left;
+    pub fn finished(&mut self, end: WorkEnd, members: Option<&Members>, now: Instant) {
+        self.left = end.left;
+        // Who has lost its place has lost its links: it knows of no step any more what it bears.
+        self.after = Some(end.after).filter(|_| self.given_up.is_none());
         let Some(members) = members else {
             self.over(None, now);
             return;
@@ -125,6 +147,7 @@ impl Drain {
             within_ms: u32::try_from(within.as_millis()).unwrap_or(u32::MAX),
             left: self.left.clone(),
             place: self.given_up.clone(),
+            after: self.after.clone(),
         }
     }
 }

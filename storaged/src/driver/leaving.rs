@@ -12,7 +12,7 @@ use storaged_wire::local::Reply;
 use storaged_wire::peer::CheckpointKey;
 use tokio::time::Instant;
 
-use super::drain::Drain;
+use super::drain::{Drain, WorkEnd};
 use super::{Daemon, PlaceTaken};
 
 /// How often it looks whether something is left, and says what.
@@ -25,7 +25,7 @@ const LAST_SAVE: Duration = Duration::from_secs(5);
 
 /// For [`Node::restart_objections`](storaged_core::Node::restart_objections): of each job's newest step something is left without this
 /// node, in RAM or in the durable tier.
-const AT_LEAST_DURABLE: Option<u32> = Some(0);
+pub(super) const AT_LEAST_DURABLE: u32 = 0;
 
 /// What was finished last is told to peers at once and again after a second. A node that went before they hear of it would leave
 /// them with a checkpoint that is in the tier but for the manifest, which they then give up.
@@ -204,7 +204,9 @@ impl Daemon {
         };
         match (&mut leaving.told_by, look) {
             (ToldBy::Operator(drain), Look::Ready(left)) => {
-                drain.finished(left, self.members.as_ref(), now);
+                let after = self.node.after_drain();
+                let end = WorkEnd { left, after };
+                drain.finished(end, self.members.as_ref(), now);
                 None
             }
             (ToldBy::Operator(drain), Look::Busy) => {
@@ -227,7 +229,7 @@ impl Daemon {
         if let ToldBy::Operator(drain) = &mut leaving.told_by {
             // Coding it is what makes a step do without this node, so that is waited for first.
             if waits.is_empty() {
-                waits = self.objections();
+                waits = self.objections(drain);
             }
             drain.waits(&waits);
         }
@@ -248,9 +250,9 @@ impl Daemon {
     /// What is left if it goes now.
     fn left_by(&self, leaving: &Leaving) -> Vec<String> {
         let mut left = self.left_now();
-        match leaving.told_by {
-            ToldBy::Operator(_) => left.extend(self.objections()),
-            ToldBy::Signal => left.extend(self.node.ends_with_this_node(AT_LEAST_DURABLE)),
+        match &leaving.told_by {
+            ToldBy::Operator(drain) => left.extend(self.objections(drain)),
+            ToldBy::Signal => left.extend(self.node.ends_with_this_node(Some(AT_LEAST_DURABLE))),
             // Who has its place puts back what it held.
             ToldBy::Registry => {}
         }
@@ -258,9 +260,9 @@ impl Daemon {
     }
 
     /// What speaks against going for good.
-    fn objections(&self) -> Vec<String> {
+    fn objections(&self, drain: &Drain) -> Vec<String> {
         let node = &self.node;
-        node.restart_objections(AT_LEAST_DURABLE, &Viewer::Operator)
+        node.restart_objections(Some(drain.bears()), &Viewer::Operator)
     }
 
     /// What is unfinished.

@@ -10,6 +10,7 @@ use tokio::sync::{Notify, mpsc, watch};
 
 use super::{Daemon, chain};
 use crate::membership::{Change, Place, Registry, Remembered, Roster, Sight};
+use crate::net::NetError;
 
 /// The roster of a running node, and who follows it.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub struct Members {
     pub changes: mpsc::Receiver<Change>,
     /// What it is told.
     pub sight: watch::Sender<Sight>,
+    /// And that there is something that the roster does not say.
+    pub news: Arc<Notify>,
     /// And that this node goes for good.
     pub going: Arc<Notify>,
 }
@@ -124,6 +127,18 @@ impl Daemon {
         if let Some(members) = &self.members {
             let up = self.links.up.keys().cloned().collect();
             members.sight.send_replace(Sight { up });
+        }
+    }
+
+    /// A machine with a certificate of this cluster takes itself for a member, or for another one than it is by the roster: it may have a
+    /// place since an epoch of which this node has not heard, and without it is not linked to before it has.
+    pub(super) fn may_have_a_place(&self, error: &NetError) {
+        let is_member = matches!(
+            error,
+            NetError::UnknownPeer(_) | NetError::AnotherMachine { .. }
+        );
+        if let Some(members) = self.members.as_ref().filter(|_| is_member) {
+            members.news.notify_one();
         }
     }
 

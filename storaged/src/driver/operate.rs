@@ -5,7 +5,7 @@ use storaged_wire::peer::PeerMessage;
 use storaged_wire::{NodeName, decode};
 
 use super::certificate::{Nearness, OwnCertificate, advice, date, wall_clock};
-use super::start::coding_group;
+use super::start::near;
 use super::{Daemon, chain};
 use crate::config::Config;
 use crate::http::RestartAsked;
@@ -68,6 +68,7 @@ impl Daemon {
                 None
             }
             NetEvent::Failed(error) => {
+                self.may_have_a_place(&error);
                 self.connection_failed(&error);
                 None
             }
@@ -293,7 +294,8 @@ impl Daemon {
         say_peers(&self.config.peers, &taken.peers);
         // Links are tasks of the network's own runtime.
         let entered = self.net_runtime.enter();
-        net.set_peers(taken.peers.clone(), &coding_group(taken), taken.agreement());
+        let near = near(&taken.members, taken.geometry, &taken.name);
+        net.set_peers(taken.peers.clone(), &near, taken.agreement());
         drop(entered);
         self.config.peers.clone_from(&taken.peers);
         self.config.members.clone_from(&taken.members);

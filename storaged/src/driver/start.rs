@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use storaged_core::{DurableForm, RunAuthority, Setup};
-use storaged_wire::{Generation, NodeName};
+use storaged_plan::Member;
+use storaged_wire::{Generation, Geometry, NodeName};
 use tokio::sync::{mpsc, watch};
 
 use super::StartError;
@@ -17,6 +18,10 @@ use crate::http::OpsState;
 use crate::hyperpod;
 use crate::net::{LINK_VERSIONS, Net, NetConfig, NetError, NetEvent, TlsIdentity};
 use crate::stage::StageEvent;
+
+/// Nodes of a small cluster. A link end at which somebody asks at every beat costs 0.135 thousandths of a core (0.151 cores for 34 daemons
+/// with 33 links each, docs/bench/scale.json): 0.035 cores of every node at this size, 0.17 at 1,250 nodes.
+const NEAR_NODES_MAX: usize = 256;
 
 pub(super) fn setup(config: &Config, generation: Generation) -> Setup {
     Setup {
@@ -87,12 +92,19 @@ pub(super) fn watch_certificates(config: &Config) -> WatchedFiles {
     }
 }
 
-/// Who shares a coding group with this node; nobody where nothing is coded.
-pub(super) fn coding_group(config: &Config) -> BTreeSet<NodeName> {
-    let geometry = config.geometry;
-    let groups = geometry.and_then(|it| storaged_plan::groups(&config.members, it).ok());
-    let groups = groups.unwrap_or_default();
-    storaged_plan::group_peers(&groups, &config.name)
+/// Those whose death a node must know of as soon as can be: all others of a small cluster, where whoever says what a step bears or gives up
+/// a place shares no group with the dead one more often than not; of a larger one those that share a coding group with it.
+pub(super) fn near(
+    members: &[Member],
+    geometry: Option<Geometry>,
+    own: &NodeName,
+) -> BTreeSet<NodeName> {
+    if members.len() <= NEAR_NODES_MAX {
+        let others = members.iter().map(|member| &member.name);
+        return others.filter(|name| *name != own).cloned().collect();
+    }
+    let groups = geometry.and_then(|it| storaged_plan::groups(members, it).ok());
+    storaged_plan::group_peers(&groups.unwrap_or_default(), own)
 }
 
 /// Streams to peers, if there are links.
@@ -125,7 +137,7 @@ pub(super) async fn start_net(
         trunks: config.network.trunks.clone(),
         identity,
         peers: config.peers.clone(),
-        group: coding_group(config),
+        near: near(&config.members, config.geometry, &config.name),
         agreement: config.agreement(),
         versions: LINK_VERSIONS,
         sockets: env.sockets.clone(),
@@ -137,4 +149,38 @@ pub(super) async fn start_net(
         source: std::io::Error::other(error),
     })?;
     Ok(Some(started?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn members(count: usize) -> Vec<Member> {
+        let member = |number: usize| Member {
+            name: NodeName::new(format!("n{number:03}")).expect("a name"),
+            failure_domain: format!("rack-{number}"),
+            cordon: Default::default(),
+            seat: None,
+        };
+        (0..count).map(member).collect()
+    }
+
+    /// Also where nothing is coded: a place is given up by nodes of all groups.
+    #[test]
+    fn all_nodes_of_a_small_cluster_are_near_and_of_a_large_one_those_of_a_group() {
+        let geometry = Some(Geometry::new(8, 2).expect("a code"));
+        let count = |nodes: usize, geometry| {
+            let members = members(nodes);
+            let near = near(&members, geometry, &members[0].name);
+            assert!(!near.contains(&members[0].name));
+            near.len()
+        };
+        for geometry in [None, geometry] {
+            assert_eq!(count(1, geometry), 0);
+            assert_eq!(count(NEAR_NODES_MAX, geometry), NEAR_NODES_MAX - 1);
+        }
+        let group = count(NEAR_NODES_MAX + 1, geometry);
+        assert!((9..30).contains(&group), "{group}");
+        assert_eq!(count(NEAR_NODES_MAX + 1, None), 0);
+    }
 }

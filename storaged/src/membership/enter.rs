@@ -34,6 +34,11 @@ pub struct Entering {
 /// A registry that has not answered for so long is away: the node goes by what it remembers.
 const AWAY_AFTER: Duration = Duration::from_secs(3);
 
+/// A spare asks so many times within `poll` whether there is a next epoch, and no more often than this: its place may be the next to be
+/// vacant, and until it is there a step bears one loss less. That is one small request; a look lists.
+const SPARE_ASKS: u32 = 4;
+const SPARE_ASKS_AFTER: Duration = Duration::from_millis(500);
+
 /// A cluster that is to have more places gives them to the nodes that have come once no other has come for so long: groups change once for
 /// nodes that come together, and nobody waits for machines that may never come.
 const GROW_QUIET: Duration = Duration::from_secs(15);
@@ -194,6 +199,24 @@ impl Entering {
         Ok(None)
     }
 
+    /// Until the next look.
+    async fn rest(&self, waits: &Waits, history: &History) {
+        let until = Instant::now() + self.poll;
+        let known = history.known.as_ref();
+        let (Waits::AsSpare { .. }, Some(known)) = (waits, known) else {
+            return tokio::time::sleep_until(until).await;
+        };
+        let every = (self.poll / SPARE_ASKS).max(SPARE_ASKS_AFTER);
+        while Instant::now() + every < until {
+            tokio::time::sleep(every).await;
+            // What is wrong with it, the look says.
+            if !matches!(self.registry.newer_than(known).await, Ok(None)) {
+                return;
+            }
+        }
+        tokio::time::sleep_until(until).await;
+    }
+
     /// A place that this node fills at another address is its own if it has moved, and not if another machine answers there.
     async fn check_twin(&self, roster: &Roster) -> Result<(), Waits> {
         let node = &self.arrival.node;
@@ -259,7 +282,7 @@ pub async fn enter(entering: &Entering, mut say: impl FnMut(&Waits)) -> Result<E
                     say(&waits);
                     said = text;
                 }
-                tokio::time::sleep(entering.poll).await;
+                entering.rest(&waits, &history).await;
             }
         }
     }

@@ -1,7 +1,7 @@
 //! How a running node keeps up with the roster, and when it gives up the place of a node that is lost.
 //!
 //! A place is given up by a node that has a majority of the places' nodes in sight and has not had that one in sight for
-//! `membership.replace_after`. Giving up wrongly loses nothing that another node has: the node that comes back takes its place again
+//! `membership.replace_after`, counted from when its link was lost and to the moment, whenever the registry is looked at next. Giving up wrongly loses nothing that another node has: the node that comes back takes its place again
 //! if no spare has, with its memory. A minority gives up nobody, so that of two halves of a cluster only one goes on.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +21,14 @@ const FIRST_SIGHT: Duration = Duration::from_secs(180);
 const CONFIRM_EVERY: u32 = 30;
 /// Whoever sees nothing for so long beside its looks was stopped itself, and has not seen anybody missing.
 const OWN_PAUSE: Duration = Duration::from_secs(1);
+/// News have it look no sooner than so long after a look.
+const NEWS_GAP: Duration = Duration::from_millis(500);
+/// Nor more often than so many times within `poll`, which is longer where the registry has many nodes to answer. A machine that takes a
+/// place has all of them look, and they do so one after the other within one such part of it.
+const NEWS_LOOKS: u32 = 16;
+/// Between two looks it sees so often that it runs: they may be a minute apart, and a node that was stopped for half of one would
+/// wake to find that somebody's time is over who came back meanwhile.
+const AWAKE_EVERY: Duration = Duration::from_millis(500);
 
 /// Places whose node is linked to this one now.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -61,6 +69,8 @@ pub struct Following {
     pub is_news: bool,
     /// The registry did not have the known epoch when it was looked at last.
     pub is_doubtful: bool,
+    /// Told when there is something that the known roster does not say.
+    pub news: Arc<Notify>,
     /// Told when the node goes for good.
     pub going: Arc<Notify>,
     /// It was told so.
@@ -71,6 +81,8 @@ pub struct Following {
 #[derive(Debug, Default)]
 pub(super) struct Absences {
     looked_at: Option<Instant>,
+    /// When it was seen last between two looks that this node runs.
+    awake_at: Option<Instant>,
     since: BTreeMap<NodeName, Absence>,
     seen: BTreeSet<(NodeName, u64)>,
 }
@@ -82,22 +94,9 @@ struct Absence {
 }
 
 impl Absences {
-    /// Remembers who is in sight, also of a node that comes and goes between two looks: it is not one that has yet to come.
-    fn note(&mut self, following: &Following, sight: &Sight) {
-        let places = following.roster.places.iter();
-        let there = places.filter(|place| sight.up.contains(&place.name));
-        self.seen
-            .extend(there.map(|place| (place.name.clone(), place.term)));
-    }
-
-    /// Looks at what is in sight now.
-    pub fn look(&mut self, following: &Following, sight: &Sight, now: Instant) {
-        let most = following.poll * 2 + OWN_PAUSE;
-        let paused = self.looked_at.is_some_and(|at| now - at > most);
-        self.looked_at = Some(now);
-        if paused {
-            self.since.clear();
-        }
+    /// Takes what is in sight now. Whoever is not is missed from now on; who comes and goes between two looks is not one that has
+    /// yet to come.
+    pub fn note(&mut self, following: &Following, sight: &Sight, now: Instant) {
         for place in &following.roster.places {
             let is_there = place.name == following.place || sight.up.contains(&place.name);
             if is_there {
@@ -119,14 +118,45 @@ impl Absences {
         self.since.retain(|name, _| names.contains(name));
     }
 
-    /// The place that this node should give up now, if any: of the nodes in sight the first in order does, and the next ones
-    /// only if it has not for some time.
+    /// Looks at what is in sight now.
+    pub fn look(&mut self, following: &Following, sight: &Sight, now: Instant) {
+        let most = following.poll * 2 + OWN_PAUSE;
+        if self.looked_at.is_some_and(|at| now - at > most) {
+            self.since.clear();
+        }
+        self.looked_at = Some(now);
+        self.note(following, sight, now);
+    }
+
+    /// This node has looked, which may take as long as the registry does, and rests from now on.
+    fn rests(&mut self, now: Instant) {
+        self.awake_at = Some(now);
+    }
+
+    /// This node rests, and runs.
+    fn runs(&mut self, following: &Following, sight: &Sight, now: Instant) {
+        let most = AWAKE_EVERY + OWN_PAUSE;
+        if self.awake_at.is_some_and(|at| now - at > most) {
+            self.since.clear();
+            self.note(following, sight, now);
+        }
+        self.awake_at = Some(now);
+    }
+
+    /// The place that this node should give up now, if any.
     pub fn to_give_up(
         &self,
         following: &Following,
         sight: &Sight,
         now: Instant,
     ) -> Option<NodeName> {
+        let (due, name) = self.next_due(following, sight)?;
+        (now >= due).then(|| name.clone())
+    }
+
+    /// The place that this node gives up next if nobody fills it, and when: of the nodes in sight the first in order does, and the next
+    /// ones only if it has not for some time.
+    fn next_due(&self, following: &Following, sight: &Sight) -> Option<(Instant, &NodeName)> {
         let after = following.replace_after?;
         let filled = following
             .roster
@@ -142,20 +172,30 @@ impl Absences {
         }
         let turn = up.iter().position(|name| **name == following.place)?;
         let later = following.poll * 2 * u32::try_from(turn).unwrap_or(u32::MAX).min(10);
-        let lost = self.since.iter().find(|(name, absence)| {
-            let was_seen = self.seen.contains(&((*name).clone(), absence.term));
+        let due = |(name, absence): (_, &Absence)| {
+            let was_seen = self.seen.contains(&(NodeName::clone(name), absence.term));
             let patience = if was_seen {
                 after
             } else {
                 after.max(FIRST_SIGHT)
             };
-            now - absence.since >= patience + later
-        });
-        lost.map(|(name, _)| name.clone())
+            (absence.since + patience + later, name)
+        };
+        self.since.iter().map(due).min()
     }
 }
 
 impl Following {
+    /// When to look after news that have come now, if the last look was then.
+    pub(super) fn looks_after_news(&self, looked_at: Instant, now: Instant) -> Instant {
+        let part = self.poll / NEWS_LOOKS;
+        let places = &self.roster.places;
+        let own = places.iter().position(|place| place.name == self.place);
+        let count = |some: usize| u32::try_from(some).unwrap_or(u32::MAX);
+        let turn = part * count(own.unwrap_or(0)) / count(places.len()).max(1);
+        (now + turn).max(looked_at + part.max(NEWS_GAP))
+    }
+
     /// Reads what is newer. What of it the driver must hear: also when the registry failed in between, and answers again.
     async fn read(&mut self) -> Result<Option<Change>, RegistryError> {
         if let Some(newer) = self.registry.newer_than(&self.roster).await? {
@@ -249,27 +289,41 @@ impl Following {
     }
 }
 
-/// Until the next look. None if nobody listens any more.
+/// Until the next look: after `poll`, soon after news, or when somebody's time is over. None if nobody listens any more.
 async fn rest(
     following: &mut Following,
     absences: &mut Absences,
     sight: &mut watch::Receiver<Sight>,
 ) -> Option<()> {
-    let going = following.going.clone();
-    let over = tokio::time::sleep(following.poll);
-    tokio::pin!(over);
+    let (news, going) = (following.news.clone(), following.going.clone());
+    let mut after_news = None;
+    let began = Instant::now();
+    absences.rests(began);
     loop {
+        let due = absences.next_due(following, &sight.borrow());
+        // What was due before has had its look: a registry that is away is asked no more often for it.
+        let due = due.map(|(due, _)| due).filter(|due| *due > began);
+        let sooner = due.into_iter().chain(after_news).min();
+        let over = began + following.poll;
+        let wakes_at = sooner.map_or(over, |at| at.min(over));
+        let now = Instant::now();
+        if now >= wakes_at {
+            return Some(());
+        }
         tokio::select! {
-            () = &mut over => return Some(()),
+            () = tokio::time::sleep_until(wakes_at.min(now + AWAKE_EVERY)) => {}
             () = going.notified() => {
                 following.is_going = true;
                 return Some(());
             }
-            changed = sight.changed() => {
-                changed.ok()?;
-                absences.note(following, &sight.borrow_and_update());
+            () = news.notified() => {
+                after_news.get_or_insert(following.looks_after_news(began, Instant::now()));
             }
+            changed = sight.changed() => changed.ok()?,
         }
+        let (seen, now) = (sight.borrow_and_update(), Instant::now());
+        absences.runs(following, &seen, now);
+        absences.note(following, &seen, now);
     }
 }
 
@@ -280,6 +334,7 @@ pub async fn follow(
     changes: mpsc::Sender<Change>,
 ) {
     let mut absences = Absences::default();
+    absences.note(&following, &sight.borrow_and_update(), Instant::now());
     let mut fault: Option<String> = None;
     for turn in 1_u32.. {
         if rest(&mut following, &mut absences, &mut sight)

@@ -41,7 +41,7 @@ pub(super) fn full(nodes: &[&str]) -> Roster {
         .fold(empty, |roster, node| after(&roster, node))
 }
 
-fn places(roster: &Roster) -> Vec<String> {
+pub(super) fn places(roster: &Roster) -> Vec<String> {
     let line = |place: &Place| {
         let node = place.node.as_ref().map_or("-", |node| node.as_str());
         format!("{}={node}/{}", place.name, place.term)
@@ -237,7 +237,7 @@ fn a_record_comes_back_as_it_was_and_others_are_refused() {
     }
 }
 
-fn registry() -> (Arc<FakeStore>, Registry) {
+pub(super) fn registry() -> (Arc<FakeStore>, Registry) {
     let store = Arc::new(FakeStore::default());
     let shared: Arc<dyn Store> = store.clone();
     (store, Registry::new(Arc::new(ObjectRecords::new(shared))))
@@ -345,7 +345,7 @@ async fn a_registry_that_has_gone_back_is_not_followed() {
 }
 
 /// A registry in which three nodes have come, one after the other.
-async fn three_in_a_registry() -> (Registry, Roster) {
+pub(super) async fn three_in_a_registry() -> (Registry, Roster) {
     let (_, registry) = registry();
     let mut roster = Roster::empty("c".into(), 3);
     for node in ["a", "b", "c"] {
@@ -355,7 +355,7 @@ async fn three_in_a_registry() -> (Registry, Roster) {
     (registry, roster)
 }
 
-fn following(roster: &Roster, place: &str) -> Following {
+pub(super) fn following(roster: &Roster, place: &str) -> Following {
     Following {
         registry: registry().1,
         arrival: arrival(place),
@@ -366,12 +366,13 @@ fn following(roster: &Roster, place: &str) -> Following {
         replace_after: Some(Duration::from_secs(10)),
         is_news: false,
         is_doubtful: false,
+        news: Arc::new(Notify::new()),
         going: Arc::new(Notify::new()),
         is_going: false,
     }
 }
 
-fn sight(up: &[&str]) -> Sight {
+pub(super) fn sight(up: &[&str]) -> Sight {
     Sight {
         up: up.iter().map(|place| name(place)).collect(),
     }

@@ -12,7 +12,7 @@ use super::endpoint::Shared;
 use super::hello::{self, introduce};
 use super::link::Offer;
 use super::node_naming::dns_name;
-use super::pulse::Side;
+use super::pulse::{Proximity, Side};
 use super::{NetError, failure};
 
 /// A dial and its hello take no longer.
@@ -30,6 +30,8 @@ pub(super) struct Dialling {
     /// its connection for the better one.
     pub unneeded: CancellationToken,
     pub purpose: Purpose,
+    /// As what the peer is watched while the connection lasts.
+    pub proximity: Proximity,
 }
 
 /// What a connection is for.
@@ -52,7 +54,8 @@ impl Purpose {
 }
 
 pub(super) async fn dial(dialling: Dialling) -> Result<Offer, NetError> {
-    let peer = &dialling.peer;
+    let (peer, shared) = (&dialling.peer, &dialling.shared);
+    let (purpose, proximity) = (dialling.purpose, dialling.proximity);
     let failed = |reason: &str| NetError::failed(peer, reason.into());
     let whole = async {
         let connection = tokio::select! {
@@ -60,7 +63,7 @@ pub(super) async fn dial(dialling: Dialling) -> Result<Offer, NetError> {
             () = dialling.unneeded.cancelled() => return Err(failed("the peer has dialled")),
             connection = connect(&dialling) => connection?,
         };
-        let agreed = introduce(&connection, peer, &dialling.shared, dialling.purpose).await?;
+        let agreed = introduce(&connection, peer, shared, purpose, proximity).await?;
         Ok(Offer {
             connection,
             agreed,

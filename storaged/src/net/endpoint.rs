@@ -80,8 +80,8 @@ pub struct NetConfig {
     pub identity: TlsIdentity,
     /// Whom to link to.
     pub peers: Vec<Peer>,
-    /// Those of them that share a coding group with this node: their silence is noticed soonest.
-    pub group: BTreeSet<NodeName>,
+    /// Those of them whose silence is noticed soonest.
+    pub near: BTreeSet<NodeName>,
     /// What they must have in common with this node.
     pub agreement: Agreement,
     /// Versions of the protocol to speak: [`LINK_VERSIONS`], but in tests.
@@ -334,6 +334,7 @@ impl Net {
             agreement: None,
             trunks: Some(taken_at).filter(|some| !some.is_empty()),
             trunk: None,
+            proximity: None,
         };
         let state = EndpointState {
             hello,
@@ -352,7 +353,7 @@ impl Net {
             state: Mutex::new(state),
         });
         let net = Arc::new(Self { endpoint, shared });
-        net.link_to(config.peers, &config.group);
+        net.link_to(config.peers, &config.near);
         let links = (&net.endpoint, SocketKind::Links);
         let trunks = net.shared.trunk_sockets.iter();
         let trunks = trunks.map(|it| (&it.endpoint, SocketKind::Trunks(it.number)));
@@ -396,7 +397,7 @@ impl Net {
 
     /// Takes another list of peers and what they must have in common with this node from now on: links to those that
     /// stay go on, also if their address is another one.
-    pub fn set_peers(&self, peers: Vec<Peer>, group: &BTreeSet<NodeName>, agreement: Agreement) {
+    pub fn set_peers(&self, peers: Vec<Peer>, near: &BTreeSet<NodeName>, agreement: Agreement) {
         self.set_agreement(agreement);
         let mut state = self.shared.state();
         // Another machine in a place is another peer: the link to the one before it ends.
@@ -416,7 +417,7 @@ impl Net {
             }
         }
         drop(state);
-        self.link_to(peers, group);
+        self.link_to(peers, near);
     }
 
     /// As if the link to a peer that was configured before had not ended yet.
@@ -428,12 +429,12 @@ impl Net {
     }
 
     /// Links to those that are new, and says where the others are now.
-    fn link_to(&self, peers: Vec<Peer>, group: &BTreeSet<NodeName>) {
+    fn link_to(&self, peers: Vec<Peer>, near: &BTreeSet<NodeName>) {
         for peer in peers {
-            let proximity = if group.contains(&peer.name) {
-                Proximity::Group
+            let proximity = if near.contains(&peer.name) {
+                Proximity::Near
             } else {
-                Proximity::Outside
+                Proximity::Far
             };
             if let Some(known) = self.shared.known(&peer.name) {
                 known.link.set(peer.address, proximity);

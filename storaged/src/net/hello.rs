@@ -9,6 +9,7 @@ use super::dial::Purpose;
 use super::endpoint::{FIRST_RECORD_BYTES_MAX, Known, Shared};
 use super::frame::ControlFrameError;
 use super::node_naming::NodeNaming;
+use super::pulse::Proximity;
 use super::trunks::{SocketKind, TrunkAddress};
 use super::{NetError, failure, frame, tls};
 
@@ -36,6 +37,10 @@ pub(super) struct LinkHello {
     /// This connection is the trunk of that number, and no link.
     #[n(7)]
     pub trunk: Option<u8>,
+    /// From the one that dials: near, and it says a word at every beat for as long as the connection lasts. A node of an older release
+    /// promises nothing.
+    #[n(8)]
+    pub proximity: Option<Proximity>,
 }
 
 impl LinkHello {
@@ -87,6 +92,8 @@ pub(super) struct Agreed {
     pub said: Option<Agreement>,
     /// Where it takes trunks.
     pub trunks: Vec<TrunkAddress>,
+    /// As what the one that dialled watches the other at least.
+    pub promised: Proximity,
 }
 
 /// Says hello to the one that was dialled, and hears who it is.
@@ -95,6 +102,7 @@ pub(super) async fn introduce(
     peer: &NodeName,
     shared: &Shared,
     purpose: Purpose,
+    proximity: Proximity,
 ) -> Result<Agreed, NetError> {
     let name = peer.to_string();
     let opened = connection.open_bi().await;
@@ -104,6 +112,7 @@ pub(super) async fn introduce(
     let wrong = |reason: String| of_stream(ControlFrameError::Wrong(reason));
     let hello = LinkHello {
         trunk: purpose.trunk(),
+        proximity: Some(proximity),
         ..shared.hello()
     };
     frame::write(&mut send, encode(&hello).into())
@@ -126,6 +135,7 @@ pub(super) async fn introduce(
         theirs: answer.agreement,
         said: hello.agreement,
         trunks: answer.trunks.unwrap_or_default(),
+        promised: proximity,
     })
 }
 
@@ -176,6 +186,7 @@ pub(super) async fn welcome(
             theirs: hello.agreement,
             said: own.agreement,
             trunks: hello.trunks.unwrap_or_default(),
+            promised: hello.proximity.unwrap_or_default(),
         },
         purpose,
     ))

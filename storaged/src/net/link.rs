@@ -88,7 +88,6 @@ struct UpTrunks {
 /// A connection whose beats are counted.
 struct Watched {
     connection: Connection,
-    side: Side,
     pulse: Pulse,
     /// Nothing comes any more.
     silent: CancellationToken,
@@ -224,7 +223,7 @@ impl Link {
             return;
         };
         let received = watched.connection.stats().udp_rx.datagrams;
-        match watched.pulse.beat(received, spoke, proximity, watched.side) {
+        match watched.pulse.beat(received, spoke, proximity) {
             Beat::Rest => {}
             // It fails with the connection, of which the keeper hears.
             Beat::Ask => drop(watched.connection.send_datagram(WORD)),
@@ -233,15 +232,14 @@ impl Link {
     }
 
     /// Uses a connection from now on; the token says when its peer has been silent for too long.
-    fn watch(&self, connection: &Connection, side: Side) -> CancellationToken {
+    fn watch(&self, offer: &Offer) -> CancellationToken {
         let silent = CancellationToken::new();
         self.state().watched = Some(Watched {
-            connection: connection.clone(),
-            side,
-            pulse: Pulse::default(),
+            connection: offer.connection.clone(),
+            pulse: Pulse::new(offer.side, offer.agreed.promised),
             silent: silent.clone(),
         });
-        self.connection.send_replace(Some(connection.clone()));
+        self.connection.send_replace(Some(offer.connection.clone()));
         silent
     }
 
@@ -312,6 +310,10 @@ impl Link {
 
     fn address(&self) -> PeerAddress {
         self.state().address.clone()
+    }
+
+    fn proximity(&self) -> Proximity {
+        self.state().proximity
     }
 
     fn state(&self) -> MutexGuard<'_, LinkState> {
@@ -434,6 +436,7 @@ impl Keeper {
                 shared: self.shared.clone(),
                 unneeded: CancellationToken::new(),
                 purpose: Purpose::Link,
+                proximity: self.link.proximity(),
             };
             let unneeded = dialling.unneeded.clone();
             let mut dialled = Box::pin(dial::dial(dialling));
@@ -527,7 +530,7 @@ impl Keeper {
 
     /// Uses a connection from now on. The one before is served as long as something comes on it.
     fn take(&self, offer: Offer) -> Current {
-        let silent = self.link.watch(&offer.connection, offer.side);
+        let silent = self.link.watch(&offer);
         self.link.set_theirs(offer.agreed.theirs.clone());
         self.link.set_version(offer.agreed.version);
         let (connection, shared) = (offer.connection.clone(), self.shared.clone());

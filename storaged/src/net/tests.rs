@@ -118,7 +118,7 @@ async fn start(directory: &Path, spec: Spec) -> Started {
         trunks: spec.trunks,
         identity: TlsIdentity::load(&files).unwrap(),
         peers: spec.peers,
-        group: group(),
+        near: group(),
         agreement: agreement(spec.m),
         versions: VersionRange {
             min: spec.versions.0,

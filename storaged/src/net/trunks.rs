@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::dial::{Dialling, Purpose};
 use super::endpoint::{Known, Shared};
+use super::pulse::Proximity;
 use super::trunk::{Dial, Doubt, Far, Trunk, TrunkState, Use, close};
 use super::{NetError, streams};
 
@@ -281,6 +282,8 @@ impl Trunks {
             shared: shared.clone(),
             unneeded: self.ended.clone(),
             purpose: Purpose::Trunk(trunk.number),
+            // Whether the peer is there, its link says.
+            proximity: Proximity::Far,
         };
         tokio::spawn(trunk.clone().keep(dialling));
     }

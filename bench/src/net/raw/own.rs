@@ -141,7 +141,7 @@ async fn start(
             NodeName::new(NAMES[1 - end])?,
             addresses[1 - end],
         )],
-        group: BTreeSet::new(),
+        near: BTreeSet::new(),
         agreement: Agreement::of(None, storaged_sdk::wire::ChunkSize::new(1 << 18)?, &[]),
         versions: LINK_VERSIONS,
         sockets: Arc::new(UdpFactory),

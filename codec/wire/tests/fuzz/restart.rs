@@ -1,15 +1,15 @@
 //! Sound records of what launchers and operators ask and are told of restarts and of a node's end.
 
-use storaged_wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter};
+use storaged_wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter, StepAfterDrain};
 use storaged_wire::failed::{FailedRestart, FailureReport, NamespaceFailures};
-use storaged_wire::local::{Reply, Request};
-use storaged_wire::peer::PeerMessage;
+use storaged_wire::local::{Bears, Reply, Request};
+use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::pins::{NamespacePins, Pin, PinAnswer, PinDoubt};
 use storaged_wire::verdict::{
     ExpectedTime, HeldBasis, RateSource, Reason, ReasonCode, RestartVerdict, Returning, Stretch,
     Verdict, WaitingGain,
 };
-use storaged_wire::{Owner, RunId, Step};
+use storaged_wire::{CheckpointState, Owner, RunId, Step};
 
 use super::samples::{mark, namespace, node, plan};
 
@@ -31,6 +31,7 @@ pub fn requests() -> Vec<Request> {
         Request::Drain(DrainOrder {
             within_ms: 25_000,
             place: PlaceAfter::GivenUp,
+            bears: Some(2),
         }),
     ]
 }
@@ -44,6 +45,15 @@ pub fn replies() -> Vec<Reply> {
             within_ms: 1,
             left: vec!["job: step 5 of run 1 is not coded".into()],
             place: Some("given up in epoch 7".into()),
+            after: Some(vec![StepAfterDrain {
+                key: CheckpointKey {
+                    namespace: namespace(),
+                    run: RunId::new(2),
+                    step: Step::new(5),
+                },
+                bears: Bears { losses: 1, of: 2 },
+                state: CheckpointState::Protected,
+            }]),
         }),
     ]
 }

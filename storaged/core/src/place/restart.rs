@@ -1,6 +1,7 @@
 //! Whether this node may be restarted now without losing anything: asked by whoever rolls a cluster, before each node.
 
-use storaged_wire::local::{KeptFor, Reply};
+use storaged_wire::drain::StepAfterDrain;
+use storaged_wire::local::{Bears, KeptFor, Reply};
 use storaged_wire::{CheckpointState, Namespace, Refusal};
 
 use super::drain::GoneFirst;
@@ -52,6 +53,25 @@ impl Context {
             Some(format!("{}: {why}", c.key.namespace))
         });
         lines.collect()
+    }
+
+    /// Of each job's newest step, where it is coded, what it bears once this node has gone, and those that are drained before it with it.
+    pub fn after_drain(&self) -> Vec<StepAfterDrain> {
+        let jobs = self.jobs_with_checkpoints().into_iter();
+        let steps = jobs.filter_map(|job| self.newest_to_restore(job));
+        let after = steps.filter_map(|newest| {
+            let now = self.bears(newest)?;
+            let first = newest.manifest.as_ref();
+            let first = first.map_or_else(GoneFirst::default, |it| self.gone_first(it));
+            let gone = u32::from(newest.has_blocks()).saturating_add(first.count());
+            let losses = now.losses.saturating_sub(gone);
+            Some(StepAfterDrain {
+                key: newest.key.clone(),
+                bears: Bears { losses, ..now },
+                state: newest.state,
+            })
+        });
+        after.collect()
     }
 
     fn restart_objection(&self, namespace: &Namespace, bears: Option<u32>) -> Option<String> {

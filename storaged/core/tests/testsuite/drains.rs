@@ -27,6 +27,7 @@ fn drain(cluster: &mut Cluster, node: usize) {
     let order = DrainOrder {
         within_ms: 60_000,
         place: PlaceAfter::GivenUp,
+        bears: None,
     };
     let id = RequestId { conn, index: 1_000 };
     let request = Request::Drain(order);
@@ -75,6 +76,23 @@ fn nobody_goes_before_peers_had_time_to_say_that_they_go_too() {
     assert!(said[0].contains("not heard yet whether"), "{said:?}");
     cluster.run_for(200);
     assert_eq!(objections(&cluster, 0), [""; 0]);
+}
+
+/// What this node holds, and what those hold that go before it.
+#[test]
+fn what_a_step_bears_once_its_nodes_have_gone_is_known() {
+    let mut cluster = protected();
+    let after = |cluster: &Cluster, node: usize| {
+        let process = cluster.processes[node].as_ref().expect("it is up");
+        let steps = process.node.after_drain();
+        let bears = steps.iter().map(|step| (step.bears.losses, step.bears.of));
+        bears.collect::<Vec<_>>()
+    };
+    for (node, losses) in [(0, 1), (1, 0), (2, 0)] {
+        drain(&mut cluster, node);
+        cluster.run_for(1_000);
+        assert_eq!(after(&cluster, node), [(losses, 2)], "node {node}");
+    }
 }
 
 /// One that is of an older release never says it.

@@ -130,6 +130,7 @@ impl Cluster {
             11 | 12 => Request::Drain(DrainOrder {
                 within_ms: timeout_ms,
                 place: PlaceAfter::GivenUp,
+                bears: some.then_some(2),
             }),
             13 | 14 => Request::Board {
                 rank: Rank::new(twist.how().into()),

@@ -371,6 +371,7 @@ fn drain(vault: &Vault<'_>) -> Crossing {
     let said = vault.asked(&Request::Drain(DrainOrder {
         within_ms: 600_000,
         place: PlaceAfter::Kept,
+        bears: None,
     }))?;
     Ok(vault.refused(&said))
 }
