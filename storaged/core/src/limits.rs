@@ -354,6 +354,9 @@ pub const SESSIONS_LED_MAX: usize = 4;
 /// Damaged checkpoints of the durable tier that a node remembers; their markers in the tier say it for good.
 pub const QUARANTINED_MAX: usize = 256;
 
+/// Of these one peer tells of so many, its last ones.
+pub const QUARANTINED_PER_PEER_MAX: usize = 16;
+
 /// A node that is up and has not answered whether it promises a run does not hold its opening up for longer.
 pub const PROMISE_MAX_MS: u64 = 3_000;
 

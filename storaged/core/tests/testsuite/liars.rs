@@ -1,12 +1,15 @@
 //! What one node can do to what others hold, by sessions that it says it leads, and to what is said of it.
 
 use crate::cluster::Cluster;
-use crate::testkit::name;
-use storaged_core::{Input, ParityId};
+use crate::testkit::{name, namespace};
+use storaged_codec::digest;
+use storaged_core::{Input, ParityId, Viewer};
 use storaged_wire::local::{DurableWish, Reply, Request, Role, VerifiedPart};
-use storaged_wire::peer::{Lane, PeerMessage, SessionKind, SessionRecord, SumChecks};
+use storaged_wire::peer::{
+    CheckpointKey, Lane, PeerMessage, SessionKind, SessionRecord, SumChecks,
+};
 use storaged_wire::shape::StripeMap;
-use storaged_wire::{Digest, SessionId};
+use storaged_wire::{Digest, SessionId, Step};
 
 const STRIPES: u64 = 10;
 /// Both code for the job.
@@ -132,4 +135,31 @@ fn nobody_says_what_is_wrong_with_what_others_hold() {
         faults.len() == 4 && faults.iter().all(|it| it.starts_with("not read")),
         "{faults:?}"
     );
+}
+
+/// It tells of damaged copies without end and at length. What another one has found stays known.
+#[test]
+fn what_one_node_calls_damaged_is_little_and_takes_no_others_place() {
+    let mut cluster = saved();
+    let key = |step: u64| CheckpointKey {
+        namespace: namespace(),
+        run: cluster.run(),
+        step: Step::new(step),
+    };
+    let of = |step: u64, reason: String| PeerMessage::Quarantined {
+        manifest: digest(&step.to_le_bytes()),
+        key: key(step),
+        reason,
+    };
+    let lies: Vec<_> = (0..1_000).map(|step| of(step, "x".repeat(5_000))).collect();
+    let from = name(HONEST);
+    let message = of(0, "found by another one".into());
+    cluster.tell(0, Input::Message { from, message });
+    for lie in lies {
+        says(&mut cluster, 0, lie);
+    }
+    cluster.run_for(100);
+    let status = cluster.ram(0).node.status_json(&Viewer::Operator);
+    assert!(status.contains("n4 found: found by another one"));
+    assert!(status.len() < 50_000, "{} bytes", status.len());
 }
