@@ -78,6 +78,13 @@ pub const COMMITS_PER_PEER_MAX: usize = 64;
 /// Parcels on their way here that one peer alone tells of.
 pub const PARCELS_PER_PEER_MAX: usize = 64;
 
+/// Sessions of one leader that a node takes part in: a peer leads four lanes at once, and opens shards for as many ranks as it has. One
+/// that is too many is proposed again.
+pub const SESSIONS_PER_LEADER_MAX: usize = 1_024;
+
+/// Steps that one peer has this node read and check at once: each may be all that is in its memory.
+pub const CHECKS_PER_PEER_MAX: usize = 64;
+
 /// A node that is to publish a checkpoint, and has none of its job's trainers, asks its peers for the key of the job's MACs for so long;
 /// then the manifest is published without: a copy that must be accepted by hand is more than none.
 pub const KEY_WAIT_MS: u64 = 60_000;
@@ -348,6 +355,9 @@ pub const SESSIONS_LED_MAX: usize = 4;
 
 /// Damaged checkpoints of the durable tier that a node remembers; their markers in the tier say it for good.
 pub const QUARANTINED_MAX: usize = 256;
+
+/// Of these one peer tells of so many, its last ones.
+pub const QUARANTINED_PER_PEER_MAX: usize = 16;
 
 /// A node that is up and has not answered whether it promises a run does not hold its opening up for longer.
 pub const PROMISE_MAX_MS: u64 = 3_000;

@@ -8,10 +8,12 @@ mod ordinary;
 mod sim;
 mod testkit;
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
+use sim::byzantine::{KINDS, Kind};
 use sim::{Limits, World};
 use storaged_core::DurableForm;
 
@@ -284,6 +286,7 @@ fn a_node_that_says_anything_costs_nobody_a_checkpoint() {
     let seeds = number("STORAGED_SIM_BYZANTINE").unwrap_or(12);
     let found = (first == 0 && seeds < 100).then_some(BYZANTINE_FOUND);
     let (mut failed, mut said, mut named, mut restores) = (Vec::new(), 0, 0, 0);
+    let (mut said_of, mut answered) = (BTreeMap::<Kind, u64>::new(), 0);
     for seed in (first..first + seeds).chain(found.into_iter().flatten()) {
         let mut world = World::new(4000 + seed, byzantine_limits(seed));
         world.told = std::env::var_os("STORAGED_SIM_TELL").is_some();
@@ -296,12 +299,27 @@ fn a_node_that_says_anything_costs_nobody_a_checkpoint() {
             note_failure();
             failed.push(seed);
         }
+        for (kind, count) in &world.scene.byzantine.said_of {
+            *said_of.entry(*kind).or_default() += count;
+        }
+        answered += world.scene.byzantine.answered;
         said += world.scene.byzantine.said;
         named += world.scene.byzantine.named;
         restores += world.scene.restores;
     }
-    println!("{seeds} seeds: {said} messages, named {named} times, {restores} restores");
+    println!(
+        "{seeds} seeds: {said} messages, {answered} to the point, named {named} times, {restores} restores"
+    );
     assert!(failed.is_empty(), "seeds that failed: {failed:?}");
+    let unsaid: Vec<&Kind> = KINDS
+        .iter()
+        .filter(|it| !said_of.contains_key(it))
+        .collect();
+    assert!(unsaid.is_empty(), "kinds that it never says: {unsaid:?}");
+    assert!(
+        answered > 100 * seeds,
+        "it answers and takes part: {answered}"
+    );
     assert!(
         said > 1_000 * seeds && named > 20 * seeds && restores > seeds,
         "it speaks and is named: {said}, {named}, {restores}"

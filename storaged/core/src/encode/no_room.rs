@@ -6,6 +6,7 @@ use storaged_wire::{Digest, NodeName};
 
 use crate::catalog::Checkpoint;
 use crate::context::Context;
+use crate::stage::cut;
 
 impl Context {
     /// A node had room for its part of a checkpoint, or says why not: whoever asks why it is not protected is told.
@@ -29,7 +30,7 @@ impl Context {
             let message = PeerMessage::NoRoom {
                 manifest: manifest.name(),
                 node: node.clone(),
-                reason: reason.into(),
+                reason: cut(reason).into(),
             };
             self.send(&concerned, message);
         }
@@ -45,7 +46,7 @@ impl Context {
     pub(crate) fn no_room_told(&mut self, name: Digest, node: NodeName, reason: &str) {
         let key = self.by_name.get(&name).cloned();
         if let Some(key) = key.or_else(|| self.described_here(name)) {
-            self.note_room(&key, node, Some(&reason.to_owned()));
+            self.note_room(&key, node, Some(&cut(reason).to_owned()));
             // Older steps that are kept for comfort go first.
             self.retire_older(&key.namespace);
         }

@@ -46,6 +46,9 @@ impl Sessions {
             return self.answer_repeated_proposal(from, session, cx);
         }
         self.leave_what_this_replaces(from, &record, cx);
+        if from != cx.me() && !self.may_join_one_more_of(from) {
+            return;
+        }
         if cx.manifest_named(record.manifest).is_none()
             && cx.says_again_that_it_gave_up(record.manifest)
         {
@@ -62,6 +65,12 @@ impl Sessions {
             }
             Err(fault) => cx.send(from, PeerMessage::Failed { session, fault }),
         }
+    }
+
+    /// A session in which this node keeps nothing replaces no other one of its leader: without end they would fill its memory.
+    fn may_join_one_more_of(&self, leader: &NodeName) -> bool {
+        let of_leader = self.joined.keys().filter(|place| place.leader == *leader);
+        of_leader.count() < limits::SESSIONS_PER_LEADER_MAX || planted!("sessions_without_number")
     }
 
     /// A leader has one session of a lane at a time. Of one that it proposes anew it has ended the one before, whose end was
@@ -347,7 +356,10 @@ impl Sessions {
             cx.out.push(Output::Stop { leader, session });
         }
         let closed_well = closing == Closing::Done;
-        let counts = closed_well && cx.checkpoints.contains_key(&joined.key);
+        // Any peer may say that a session of its own has gone well. Were that believed before this node has done its part, parity of which
+        // nothing was made would take the place of what is there.
+        let is_done = joined.is_finished() || planted!("undone_parts_count");
+        let counts = closed_well && is_done && cx.checkpoints.contains_key(&joined.key);
         let counts = counts && (self.is_whole(&joined) || planted!("part_counts_as_whole"));
         if counts {
             let tables = joined.fetch.tables().clone();

@@ -222,17 +222,19 @@ impl Sessions {
         self.retry_deferred(cx);
     }
 
-    /// Whether all stripes of what a heal keeps are in place, now that its leader says that it counts: if another
-    /// newcomer lacked less, only what both lacked has moved, and the rest is still to come.
+    /// Whether all stripes of what is kept are in place, now that its leader says that it counts: if another newcomer lacked less, only what
+    /// both lacked has moved, and the rest is still to come. A leader that lies may have moved nothing.
     pub(super) fn is_whole(&self, joined: &JoinedSession) -> bool {
+        let is_encode = joined.derived.shape.is_none();
         let there = match &joined.kept {
-            // A stripe that did not change is the basis's: of an encode what has moved need not be all.
-            _ if joined.derived.shape.is_none() => return true,
             SinkState::Nothing
             | SinkState::Shard {
                 belongs_to: SlotOwner::Opening,
                 ..
             } => return true,
+            // A stripe that did not change is the basis's, and was compared when the session began.
+            SinkState::Parity { basis: Some(_), .. } => return true,
+            _ if is_encode && planted!("encodes_of_nothing_count") => return true,
             SinkState::Shard { slot, .. } => self.filled(*slot).cloned(),
             SinkState::Parity { .. } => Some(joined.made.clone()),
         };

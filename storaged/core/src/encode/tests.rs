@@ -7,6 +7,7 @@ use storaged_codec::Digest;
 use storaged_plan::DirtyMap;
 use storaged_wire::local::DurableWish;
 use storaged_wire::peer::{Lane, PeerMessage, SessionFault, SessionKind, SessionRecord, SumChecks};
+use storaged_wire::shape::RepairShape;
 use storaged_wire::{ManifestBytes, Rank, SessionId, SlotId};
 
 use super::Sessions;
@@ -179,4 +180,36 @@ fn parity_that_was_made_in_part_goes_when_what_took_its_place_has_rotted() {
         _ => None,
     });
     assert_eq!(dropped.collect::<Vec<_>>(), [first]);
+}
+
+/// Of a repair for somebody else a node that only reads keeps nothing, and no session takes the place of another one.
+#[test]
+fn one_leader_has_only_so_many_sessions_at_a_member() {
+    let lane = Lane { group: 0, index: 0 };
+    let mut node = last_of(&["n2", "n0", "n1"], 1, 1);
+    let manifest = manifest(2);
+    let committed = PeerMessage::Committed {
+        manifest: manifest.shared(),
+        durable: DurableWish::Never,
+    };
+    hear(&mut node, 10, "n0", committed);
+    let checkpoint = node.context_mut().checkpoint_named(manifest.name());
+    let checkpoint = checkpoint.expect("it is known");
+    checkpoint.parity.insert((lane, 0), ParityId(5));
+    let (most, of_its_own) = (limits::SESSIONS_PER_LEADER_MAX, node.audit().sessions);
+    for session in 0..most as u64 + 100 {
+        let record = SessionRecord {
+            session: SessionId::new(session),
+            manifest: manifest.name(),
+            kind: SessionKind::Repair {
+                lane,
+                survivors: vec![1],
+                wanted: vec![(0, name("n2"))],
+                stripes: Vec::new(),
+                shape: RepairShape::Chain,
+            },
+        };
+        hear(&mut node, 10, "n2", PeerMessage::Propose(record));
+    }
+    assert_eq!(node.audit().sessions, most + of_its_own);
 }

@@ -99,6 +99,9 @@ impl Restores {
         name: Digest,
         cx: &mut Context,
     ) {
+        if *from != *cx.me() && !self.may_check_one_more_for(from) {
+            return;
+        }
         let me = cx.me().clone();
         let (mut parts, mut checks) = cx.enclosure_parts(name);
         if let Some(checkpoint) = cx.checkpoint_named(name) {
@@ -143,6 +146,13 @@ impl Restores {
         });
     }
 
+    /// Whoever is not answered waits for as long as its caller does, and calls this node's parts unread.
+    fn may_check_one_more_for(&self, peer: &NodeName) -> bool {
+        let is_for_it = |work: &&VerifyWork| matches!(work, VerifyWork::Parts { asked_by, .. } if asked_by == peer);
+        let for_it = self.verifies.values().filter(is_for_it);
+        for_it.count() < limits::CHECKS_PER_PEER_MAX || planted!("checks_without_number")
+    }
+
     /// The driver read this node's parts; for parity it also says how many bytes there were.
     pub(crate) fn checked(
         &mut self,
@@ -180,7 +190,10 @@ impl Restores {
             return;
         };
         if waiting_for.remove(from) {
-            parts.extend(told);
+            // Of what others hold they say themselves what is wrong with it.
+            let is_its_own = |part: &VerifiedPart| part.node == *from;
+            let told = told.into_iter();
+            parts.extend(told.filter(|it| is_its_own(it) || planted!("others_parts_are_told")));
         }
         if waiting_for.is_empty() {
             self.finish_verify(query, cx);
@@ -356,4 +369,30 @@ fn missing(manifest: &ManifestBytes, told: &[VerifiedPart]) -> Vec<VerifiedPart>
             fault: Some("expected here, not found: its node is down or has lost it".into()),
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use storaged_codec::digest;
+
+    use super::*;
+    use crate::testkit::{hear, last_of};
+
+    #[test]
+    fn one_peer_has_only_so_many_steps_read_at_once() {
+        let mut node = last_of(&["a", "b"], 1, 1);
+        let manifest = digest(b"any");
+        let mut read = 0;
+        for query in 0..200 {
+            let asked = hear(
+                &mut node,
+                10,
+                "a",
+                PeerMessage::VerifyQuery { query, manifest },
+            );
+            let checks = asked.iter().filter(|it| matches!(it, Output::Check { .. }));
+            read += checks.count();
+        }
+        assert_eq!(read, limits::CHECKS_PER_PEER_MAX);
+    }
 }

@@ -2,7 +2,9 @@
 //! let in, and what has been committed of the same run.
 
 use storaged_wire::peer::{CheckpointKey, PeerMessage, SealedShard};
-use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, Rank, WorldSize};
+use storaged_wire::{
+    CheckpointState, Digest, ManifestBytes, NodeName, Rank, ShardEntry, WorldSize,
+};
 
 use crate::api::{FalseStatement, Now};
 use crate::catalog::Checkpoint;
@@ -71,7 +73,12 @@ impl Context {
         sealed.all(|(rank, shard)| {
             let listed = manifest.manifest().shard(*rank);
             let root = shard.digests.as_ref().map(|(_, root)| *root);
-            listed.is_some_and(|it| it.node == *self.me() && Some(it.root) == root)
+            // A root is that of one length. With another one the shard would be read, coded and offered beyond its end.
+            let is_as_long = |it: &ShardEntry| {
+                it.length == shard.length || planted!("lengths_of_shards_are_believed")
+            };
+            listed
+                .is_some_and(|it| it.node == *self.me() && Some(it.root) == root && is_as_long(it))
         })
     }
 
@@ -251,4 +258,51 @@ impl Context {
 /// Whether nothing of a checkpoint is here, and too few call it safe.
 fn is_bare(checkpoint: &Checkpoint) -> bool {
     checkpoint.state < CheckpointState::Protected && !checkpoint.has_blocks()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    use storaged_codec::{digest, root_digest};
+    use storaged_wire::{Manifest, SlotId};
+
+    use crate::api::Now;
+    use crate::catalog::{LocalShard, Upload};
+    use crate::testkit::{chunk, committed, hear, last_of, manifest};
+
+    use super::*;
+
+    /// Of a shard that is sealed here all else is as it is.
+    #[test]
+    fn a_commit_with_another_length_of_a_shard_is_none() {
+        let mut node = last_of(&["n0", "n1"], 1, 1);
+        let leaves: Arc<[Digest]> = [digest(b"hello")].into();
+        let root = root_digest(&leaves, 5, chunk());
+        let true_one = manifest(1, &["n1"], &["n0"], 5, root);
+        let key = CheckpointKey::of(&true_one);
+        let shard = LocalShard {
+            slot: SlotId::new(9),
+            length: 5,
+            chunk: chunk(),
+            digests: Some((leaves, root)),
+            prints: Arc::from([]),
+            readers: BTreeSet::new(),
+            upload: Upload::Idle,
+            sealed_at: Now(1),
+        };
+        let checkpoint =
+            node.context_mut()
+                .checkpoint_entry(&key, true_one.owner, true_one.world_size);
+        checkpoint.shards.insert(Rank::new(0), shard);
+        let mut is_taken = |length: u64| {
+            let mut told: Manifest = true_one.clone();
+            told.shards[0].length = length;
+            let told = told.seal().expect("a sound manifest");
+            hear(&mut node, 2, "n0", committed(&told));
+            node.context().checkpoints[&key].manifest.is_some()
+        };
+        assert!(!is_taken(6) && !is_taken(4) && is_taken(5));
+    }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use storaged_wire::Digest;
 use storaged_wire::peer::CheckpointKey;
+use storaged_wire::{Digest, NodeName};
 
 use crate::api::{DurableFault, Now};
 
@@ -26,13 +26,14 @@ pub(super) struct Damaged {
     pub(super) key: CheckpointKey,
     pub(super) reason: String,
     pub(super) found: FoundBy,
+    pub(super) at: Now,
 }
 
 /// Who found it damaged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum FoundBy {
     Here,
-    Peer,
+    Peer(NodeName),
 }
 
 /// Text that needs no escaping in JSON.

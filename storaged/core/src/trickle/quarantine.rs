@@ -10,6 +10,7 @@ use crate::api::{
 };
 use crate::context::Context;
 use crate::limits;
+use crate::stage::cut;
 
 impl Context {
     /// The tier answered, or did not. Said once, when that changes.
@@ -62,8 +63,13 @@ impl Context {
             key: key.clone(),
             reason: reason.clone(),
         });
-        let found = FoundBy::Here;
-        self.note_quarantine(name, Damaged { key, reason, found });
+        let damaged = Damaged {
+            key,
+            reason,
+            found: FoundBy::Here,
+            at: self.now,
+        };
+        self.note_quarantine(name, damaged);
     }
 
     /// A peer found a checkpoint in the tier damaged.
@@ -74,9 +80,13 @@ impl Context {
         key: CheckpointKey,
         reason: String,
     ) {
-        let reason = format!("{from} found: {reason}");
-        let found = FoundBy::Peer;
-        self.note_quarantine(name, Damaged { key, reason, found });
+        let damaged = Damaged {
+            key,
+            reason: format!("{from} found: {}", cut(&reason)),
+            found: FoundBy::Peer(from.clone()),
+            at: self.now,
+        };
+        self.note_quarantine(name, damaged);
     }
 
     /// A peer that has just started knows nothing of what was found damaged here, and the tier may have taken no marker:
@@ -99,16 +109,40 @@ impl Context {
 
     fn note_quarantine(&mut self, name: Digest, damaged: Damaged) {
         let (key, reason) = (damaged.key.clone(), damaged.reason.clone());
-        let known = &mut self.tier.quarantined;
-        if known.contains_key(&name) {
+        let known = self.tier.quarantined.get(&name);
+        let is_known = |it: &Damaged| it.found == FoundBy::Here || damaged.found != FoundBy::Here;
+        if known.is_some_and(is_known) {
             return;
         }
-        if known.len() >= limits::QUARANTINED_MAX {
-            known.pop_first();
-        }
-        known.insert(name, damaged);
+        self.forget_damaged_for(&damaged.found);
+        self.tier.quarantined.insert(name, damaged);
         self.show_damaged(key.clone(), reason.clone());
         self.note(Note::Quarantined { key, reason });
+    }
+
+    /// Makes room for one more. One peer is remembered of a few: else one that lies would have all forgotten that others have found.
+    fn forget_damaged_for(&mut self, found: &FoundBy) {
+        let known = &self.tier.quarantined;
+        let oldest = |which: &dyn Fn(&Damaged) -> bool| {
+            let some = known.iter().filter(|(_, it)| which(it));
+            some.min_by_key(|(_, it)| it.at).map(|(name, _)| *name)
+        };
+        let of_same = known.values().filter(|it| it.found == *found).count();
+        let is_peers = *found != FoundBy::Here && !planted!("damage_is_told_without_end");
+        let goes = if is_peers && of_same >= limits::QUARANTINED_PER_PEER_MAX {
+            oldest(&|it| it.found == *found)
+        } else if known.len() >= limits::QUARANTINED_MAX {
+            oldest(&|it| it.found != FoundBy::Here).or_else(|| oldest(&|_| true))
+        } else {
+            None
+        };
+        let Some(gone) = goes.and_then(|name| self.tier.quarantined.remove(&name)) else {
+            return;
+        };
+        let mut left = self.tier.quarantined.values();
+        if !left.any(|it| it.key == gone.key) {
+            self.tier.damaged.remove(&gone.key);
+        }
     }
 
     fn show_damaged(&mut self, key: CheckpointKey, reason: String) {
@@ -116,7 +150,7 @@ impl Context {
         if damaged.len() >= limits::QUARANTINED_MAX {
             damaged.pop_first();
         }
-        damaged.insert(key, reason);
+        damaged.entry(key).or_insert(reason);
     }
 
     /// A listing has been read: what it says of a namespace is what there is.

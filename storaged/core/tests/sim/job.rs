@@ -487,7 +487,7 @@ impl World {
 }
 
 /// The bytes of a rank at a step of a run: what every restore is compared with.
-fn content(run: RunId, step: Step, rank: Rank, scale: usize) -> Vec<u8> {
+pub(super) fn content(run: RunId, step: Step, rank: Rank, scale: usize) -> Vec<u8> {
     let seed = digest(format!("{run} {step} {rank}").as_bytes());
     // Mostly the same from step to step, so that increments have clean chunks; lengths differ by rank.
     let length = (3000 + 2500 * rank.get() as usize) * scale;

@@ -308,6 +308,7 @@ impl Scene for Simulation {
             loss_one_in, slow, ..
         } = world.scene.limits;
         let lost = loss_one_in > 0 && world.random(loss_one_in) == 0;
+        let lost = lost || world.byzantine_swallows(from, message);
         if lost || !world.is_up(to) || !world.is_linked(from, to) {
             return None;
         }

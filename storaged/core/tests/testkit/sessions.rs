@@ -202,17 +202,33 @@ impl<S: Scene> World<S> {
         self.after(STALL_MS, Event::Stalled(key.clone()));
         self.sessions.note(pid, &key, &work);
         let session = self.sessions.begun.entry(key.clone()).or_default();
-        session
-            .members
-            .insert(work.member, Participant { pid, work });
+        let (member, participant) = (work.member, Participant { pid, work });
+        if session.ends_at.is_some() {
+            return self.is_no_member(&key, participant);
+        }
+        let before = session.members.insert(member, participant);
+        let whole = is_whole(&session.members);
+        if let Some(before) = before.filter(|before| before.pid != pid) {
+            self.is_no_member(&key, before);
+        }
+        let Some(session) = self.sessions.begun.get_mut(&key) else {
+            return;
+        };
         match pacing {
-            Pacing::ByStripe { ms } if is_whole(&session.members) => {
+            Pacing::ByStripe { ms } if whole => {
                 session.ends_at = Some(u64::MAX);
                 self.after(ms, Event::Stripe(key));
             }
             Pacing::ByStripe { .. } => {}
             _ => self.after(takes_ms, Event::Sessions),
         }
+    }
+
+    /// One that lies has told two nodes that they are the same member, or one of a session that runs without it: the streams of one of
+    /// them lead nowhere.
+    fn is_no_member(&mut self, key: &Key, Participant { pid, work }: Participant) {
+        let fault = silent(&work, work.member, "is another node");
+        self.back(pid, 20, ended(key, Err(fault), Vec::new()));
     }
 
     /// Begins sessions whose members are all there, and ends those whose time has come.
@@ -235,7 +251,7 @@ impl<S: Scene> World<S> {
         let members = session.members.clone();
         self.at(ends_at, Event::Sessions);
         self.count(&members);
-        let failed = self.prepare(&members);
+        let failed = unlike(&members).or_else(|| self.prepare(&members));
         if let Some(failed) = failed.or_else(|| S::cannot_begin(self, &members)) {
             self.sessions.begun.remove(key);
             let made = Made {
@@ -416,6 +432,25 @@ fn ended(key: &Key, outcome: Result<SessionTally, SessionFault>, kept: Vec<Range
 fn member_on(members: &Participants, node: usize) -> Option<usize> {
     let found = members.iter().find(|(_, it)| it.pid.node == node);
     found.map(|(member, _)| *member)
+}
+
+/// A member that has another plan than the first one, as only a leader that lies has it: what one sends is not what the other expects.
+fn unlike(members: &Participants) -> Option<Failed> {
+    let plan_of = |work: &SessionWork| {
+        let (plan, members) = (work.plan.clone(), work.members.clone());
+        (plan, members, work.stripes.clone(), work.lane_length)
+    };
+    let (first, Participant { work, .. }) = members.first_key_value()?;
+    let mut others = members.iter();
+    let (other, _) = others.find(|(_, it)| plan_of(&it.work) != plan_of(work))?;
+    Some(Failed {
+        member: *first,
+        fault: silent(
+            work,
+            (*other).min(work.members.len() - 1),
+            "sent something else",
+        ),
+    })
 }
 
 /// Whether all members have begun that have a part in some class.

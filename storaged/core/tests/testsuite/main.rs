@@ -21,6 +21,7 @@ mod handle;
 mod healing;
 mod kept_steps;
 mod leftovers;
+mod liars;
 mod lifetimes;
 mod manifest_keys;
 mod openings;
