@@ -74,7 +74,7 @@ async fn flood(config: &Config, to: &NodeName, over: &AtomicBool, said: &AtomicU
             trunks: Vec::new(),
             identity: TlsIdentity::load(config.tls.as_ref().context("certificates")?)?,
             peers: config.peers.clone(),
-            group: config.peers.iter().map(|peer| peer.name.clone()).collect(),
+            near: config.peers.iter().map(|peer| peer.name.clone()).collect(),
             agreement: config.agreement(),
             versions: LINK_VERSIONS,
             sockets: Arc::new(UdpFactory),
