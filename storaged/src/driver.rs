@@ -3,6 +3,7 @@
 
 mod certificate;
 mod drain;
+mod driver_turn;
 mod durable;
 mod hook;
 mod kept;
@@ -18,7 +19,6 @@ mod shared_reads;
 mod start;
 mod tier;
 mod tier_keys;
-mod turns;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -51,6 +51,7 @@ use crate::stage::{self, Answer, FromStage, StageError, StageEvent, ToDriver};
 use crate::trickle::Trickle;
 use crate::trickle::store::StoreError;
 pub use certificate::{date, expiry_fault};
+use driver_turn::DriverTurn;
 pub use hook::end_programs;
 use kept::Left;
 use leaving::Leaving;
@@ -63,7 +64,6 @@ pub(crate) use scrub::timed;
 use start::{own_certificate, setup, start_net};
 use tier_keys::KeyService;
 pub use tier_keys::{KeyCommandError, first_keys};
-use turns::Turns;
 use watch::WatchedFiles;
 
 /// A session that runs says so often how it goes.
@@ -285,7 +285,7 @@ impl Daemon {
     /// by nobody any more, it stops at once. It ends too if another node has taken its place.
     pub async fn run(mut self, mut stops: mpsc::Receiver<()>) -> Ending {
         self.show();
-        let mut turns = Turns::FIRST;
+        let mut next = DriverTurn::FIRST;
         let left = loop {
             if let Some(left) = self.has_left() {
                 break left;
@@ -293,10 +293,10 @@ impl Daemon {
             let deadline = self.clock.instant(self.node.deadline());
             let look_at = self.leaving.as_ref().map_or(deadline, Leaving::look_at);
             let now = Instant::now();
-            let turn = turns.at(now);
+            let turn = next.at(now);
             // By the clock: a timer that is made anew in each turn may never be seen to have fired.
-            let is_due = turn == Turns::Time && deadline <= now;
-            turns = Turns::FIRST;
+            let is_due = turn == DriverTurn::Time && deadline <= now;
+            next = DriverTurn::FIRST;
             let input = tokio::select! {
                 biased;
                 stop = stops.recv() => match self.heed_signal(stop) {
@@ -312,11 +312,11 @@ impl Daemon {
                 },
                 Some(event) = self.from_stage.operators.recv() => Some(self.stage_event(event)),
                 () = std::future::ready(()), if is_due => {
-                    turns = Turns::Others;
+                    next = DriverTurn::Others;
                     Some(Input::Tick)
                 }
-                Some(event) = self.from_net.recv(), if turn.are_for_peers() => {
-                    turns = turn.after_a_peer(now);
+                Some(event) = self.from_net.recv(), if turn.is_for_peers() => {
+                    next = turn.after_a_peer(now);
                     self.net_event(event)
                 }
                 Some(input) = self.from_effects.recv() => Some(input),
@@ -330,7 +330,7 @@ impl Daemon {
                 Some(()) = self.watched.changes.recv() => self.certificates_changed(),
                 () = tokio::time::sleep_until(deadline) => Some(Input::Tick),
                 () = tokio::time::sleep_until(look_at) => None,
-                () = std::future::ready(()), if !turn.are_for_peers() => None,
+                () = std::future::ready(()), if !turn.is_for_peers() => None,
             };
             if let Some(input) = input {
                 let tick = matches!(input, Input::Tick);

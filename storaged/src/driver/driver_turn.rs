@@ -10,7 +10,7 @@ const PEERS_FOR: Duration = Duration::from_millis(1);
 
 /// Who is heard next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turns {
+pub(super) enum DriverTurn {
     /// Whoever has something, peers first; since then these alone were heard.
     Peers(Option<Instant>),
     /// What is due by now first, and no peer.
@@ -19,7 +19,7 @@ pub(super) enum Turns {
     Others,
 }
 
-impl Turns {
+impl DriverTurn {
     /// At the beginning, and after anything but a peer.
     pub const FIRST: Self = Self::Peers(None);
 
@@ -27,7 +27,7 @@ impl Turns {
     pub fn at(self, now: Instant) -> Self {
         match self {
             Self::Peers(Some(since)) if now >= since + PEERS_FOR => Self::Time,
-            turns => turns,
+            turn => turn,
         }
     }
 
@@ -35,11 +35,11 @@ impl Turns {
     pub fn after_a_peer(self, now: Instant) -> Self {
         match self {
             Self::Peers(since) => Self::Peers(since.or(Some(now))),
-            turns => turns,
+            turn => turn,
         }
     }
 
-    pub fn are_for_peers(self) -> bool {
+    pub fn is_for_peers(self) -> bool {
         matches!(self, Self::Peers(_))
     }
 }
@@ -51,10 +51,10 @@ mod tests {
     #[test]
     fn peers_are_heard_for_a_moment_and_then_all_others_once() {
         let now = Instant::now();
-        let turns = Turns::FIRST.at(now + PEERS_FOR).after_a_peer(now);
-        assert!(turns.at(now + PEERS_FOR / 2).are_for_peers());
-        let later = turns.after_a_peer(now + PEERS_FOR / 2);
-        assert_eq!(later.at(now + PEERS_FOR), Turns::Time);
-        assert!(!Turns::Time.are_for_peers() && !Turns::Others.are_for_peers());
+        let turn = DriverTurn::FIRST.at(now + PEERS_FOR).after_a_peer(now);
+        assert!(turn.at(now + PEERS_FOR / 2).is_for_peers());
+        let later = turn.after_a_peer(now + PEERS_FOR / 2);
+        assert_eq!(later.at(now + PEERS_FOR), DriverTurn::Time);
+        assert!(!DriverTurn::Time.is_for_peers() && !DriverTurn::Others.is_for_peers());
     }
 }
