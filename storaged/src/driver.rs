@@ -316,7 +316,7 @@ impl Daemon {
                     Some(Input::Tick)
                 }
                 Some(event) = self.from_net.recv(), if turn.is_for_peers() => {
-                    next = turn.after_a_peer(now);
+                    next = turn.after_a_peer(Instant::now());
                     self.net_event(event)
                 }
                 Some(input) = self.from_effects.recv() => Some(input),
