@@ -191,7 +191,8 @@ async fn a_spare_takes_a_vacant_place_within_a_quarter_of_its_poll() {
         ..entering(&registry, "d", 3)
     };
     let entered = tokio::spawn(async move { enter(&waits, |_| ()).await });
-    tokio::time::sleep(Duration::from_secs(50)).await;
+    // Its next look is in 55 s.
+    tokio::time::sleep(Duration::from_secs(5)).await;
     let newest = registry.newest().await.unwrap().unwrap();
     registry.propose(&lost(&newest, "b")).await.unwrap();
     let vacant = Instant::now();
