@@ -93,11 +93,14 @@ impl Context {
     /// it is told before it can be asked for a plan.
     pub(crate) fn tell_quarantined(&mut self, to: &NodeName) {
         let known = self.tier.quarantined.iter();
-        let mine: Vec<_> = known
+        let mut mine: Vec<_> = known
             .filter(|(_, damaged)| damaged.found == FoundBy::Here)
             .map(|(name, damaged)| (*name, damaged.clone()))
             .collect();
-        for (manifest, Damaged { key, reason, .. }) in mine {
+        // The last ones, oldest first: of one peer no more are kept there, and the first that it told of go.
+        mine.sort_by_key(|(_, damaged)| damaged.at);
+        let before = mine.len().saturating_sub(limits::QUARANTINED_PER_PEER_MAX);
+        for (manifest, Damaged { key, reason, .. }) in mine.into_iter().skip(before) {
             let message = PeerMessage::Quarantined {
                 manifest,
                 key,

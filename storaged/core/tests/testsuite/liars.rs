@@ -1,6 +1,6 @@
 //! What one node can do to what others hold, by sessions that it says it leads, and to what is said of it.
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Conduct, Room, Uploads};
 use crate::testkit::{name, namespace};
 use storaged_codec::digest;
 use storaged_core::{Input, ParityId, Viewer};
@@ -9,7 +9,7 @@ use storaged_wire::peer::{
     CheckpointKey, Lane, PeerMessage, SessionKind, SessionRecord, SumChecks,
 };
 use storaged_wire::shape::StripeMap;
-use storaged_wire::{Digest, SessionId, Step};
+use storaged_wire::{CheckpointState, Digest, SessionId, Step};
 
 const STRIPES: u64 = 10;
 /// Both code for the job.
@@ -67,6 +67,14 @@ const fn closed() -> PeerMessage {
     }
 }
 
+/// It is over, and what was made may be told of later.
+const fn broken_off() -> PeerMessage {
+    PeerMessage::Close {
+        session: SESSION,
+        kept: false,
+    }
+}
+
 /// It proposes a session and says at once that what it has made counts.
 #[test]
 fn what_a_session_has_not_made_takes_nobodys_place() {
@@ -86,8 +94,37 @@ fn what_a_session_has_not_made_takes_nobodys_place() {
 #[test]
 fn a_session_that_moves_nothing_makes_nothing() {
     let mut cluster = saved();
+    moves_nothing(&mut cluster, closed());
+    cluster.assert_all_hold([1]);
+}
+
+/// Parts that were made outlive their session, and count when the step is known to be safe: it is durable after that.
+#[test]
+fn nor_does_one_that_ends_before_the_step_is_durable() {
+    let refuses = Conduct {
+        uploads: Uploads::Refused,
+        ..Conduct::default()
+    };
+    let mut cluster = Cluster::start_with(4, 2, STRIPES, Some(refuses), Room::default());
+    cluster.save_as(DurableWish::Required);
+    cluster.run_for(5_000);
+    cluster.assert_all_hold([1]);
+    cluster.scene.unheard.insert(LIAR);
     let before = parity(&mut cluster);
-    let proposal = proposal(&mut cluster, None);
+    moves_nothing(&mut cluster, broken_off());
+    cluster.scene.tier = Some(Conduct::default());
+    cluster.run_until(200_000, "publication", |cluster| {
+        !cluster.tier.published.is_empty()
+    });
+    cluster.run_for(1_000);
+    let shown = cluster.ram(HONEST).node.shown();
+    assert_eq!(shown[0].state, CheckpointState::Durable);
+    assert_eq!(parity(&mut cluster), before);
+}
+
+fn moves_nothing(cluster: &mut Cluster, end: PeerMessage) {
+    let before = parity(cluster);
+    let proposal = proposal(cluster, None);
     let begin = PeerMessage::Begin {
         session: SESSION,
         stripes: Some(StripeMap {
@@ -96,14 +133,13 @@ fn a_session_that_moves_nothing_makes_nothing() {
         }),
         shape: None,
     };
-    for message in [proposal, begin, closed()] {
+    for message in [proposal, begin, end] {
         for node in 0..LIAR {
-            says(&mut cluster, node, message.clone());
+            says(cluster, node, message.clone());
         }
         cluster.run_for(500);
     }
-    assert_eq!(parity(&mut cluster), before);
-    cluster.assert_all_hold([1]);
+    assert_eq!(parity(cluster), before);
 }
 
 /// Somebody has the step read and checked, and it says what is wrong with the shards of all others.
