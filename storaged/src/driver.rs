@@ -51,7 +51,7 @@ use crate::stage::{self, Answer, FromStage, StageError, StageEvent, ToDriver};
 use crate::trickle::Trickle;
 use crate::trickle::store::StoreError;
 pub use certificate::{date, expiry_fault};
-use driver_turn::DriverTurn;
+use driver_turn::{DriverTurn, DriverTurns};
 pub use hook::end_programs;
 use kept::Left;
 use leaving::Leaving;
@@ -285,18 +285,15 @@ impl Daemon {
     /// by nobody any more, it stops at once. It ends too if another node has taken its place.
     pub async fn run(mut self, mut stops: mpsc::Receiver<()>) -> Ending {
         self.show();
-        let mut next = DriverTurn::FIRST;
+        let mut turns = DriverTurns::default();
         let left = loop {
             if let Some(left) = self.has_left() {
                 break left;
             }
             let deadline = self.clock.instant(self.node.deadline());
             let look_at = self.leaving.as_ref().map_or(deadline, Leaving::look_at);
-            let now = Instant::now();
-            let turn = next.at(now);
             // By the clock: a timer that is made anew in each turn may never be seen to have fired.
-            let is_due = turn == DriverTurn::Time && deadline <= now;
-            next = DriverTurn::FIRST;
+            let turn = turns.next(Instant::now(), deadline);
             let input = tokio::select! {
                 biased;
                 stop = stops.recv() => match self.heed_signal(stop) {
@@ -311,16 +308,15 @@ impl Daemon {
                     }
                 },
                 Some(event) = self.from_stage.operators.recv() => Some(self.stage_event(event)),
-                () = std::future::ready(()), if is_due => {
-                    next = DriverTurn::Others;
-                    Some(Input::Tick)
-                }
-                Some(event) = self.from_net.recv(), if turn.is_for_peers() => {
-                    next = turn.after_a_peer(Instant::now());
+                () = std::future::ready(()), if turn == DriverTurn::Time => Some(Input::Tick),
+                Some(event) = self.from_net.recv(), if turn.hears_peers() => {
+                    turns.note_peer(Instant::now());
                     self.net_event(event)
                 }
-                Some(input) = self.from_effects.recv() => Some(input),
-                Some(event) = self.from_stage.tenants.recv() => Some(self.stage_event(event)),
+                Some(input) = self.from_effects.recv(), if turn.hears_work() => Some(input),
+                Some(event) = self.from_stage.tenants.recv(), if turn.hears_trainers() => {
+                    Some(self.stage_event(event))
+                }
                 Some(asked) = self.from_ops.recv() => self.restart_asked(asked),
                 Some(config) = self.from_reloads.recv() => self.reload(&config),
                 Some(keys) = self.tier_keys.given.recv() => {
@@ -330,7 +326,7 @@ impl Daemon {
                 Some(()) = self.watched.changes.recv() => self.certificates_changed(),
                 () = tokio::time::sleep_until(deadline) => Some(Input::Tick),
                 () = tokio::time::sleep_until(look_at) => None,
-                () = std::future::ready(()), if !turn.is_for_peers() => None,
+                () = std::future::ready(()), if turn != DriverTurn::All => None,
             };
             if let Some(input) = input {
                 let tick = matches!(input, Input::Tick);

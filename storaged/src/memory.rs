@@ -29,10 +29,6 @@ use crate::verify::ParityCheck;
 
 pub use adopt::AdoptError;
 
-/// Slots of so many bytes are read from mappings. A daemon that is killed closes nothing before its mappings are gone, 10 to 190 ms for each
-/// GiB, and the next one waits for that.
-const VIEWED_BYTES_MAX: u64 = 8 << 30;
-
 /// Why a slot could not be read.
 #[derive(Debug, Error)]
 pub enum ReadError {
@@ -102,7 +98,7 @@ impl Memory {
     /// # Errors
     /// [`SlotError`] if there is no memory.
     pub fn create_slot(&self, id: SlotId, bytes: u64) -> Result<(), SlotError> {
-        let slot = self.viewed(Slot::create(bytes)?);
+        let slot = Slot::create(bytes)?.viewed();
         if locked(&self.inherited).slots.remove(&id).is_some() {
             // Of one name the store holds one.
             self.handover.let_go(KeptName::Slot(id));
@@ -110,19 +106,6 @@ impl Memory {
         self.handover.hand(KeptName::Slot(id), slot.as_fd());
         locked(&self.slots).insert(id, Arc::new(slot));
         Ok(())
-    }
-
-    /// Has a slot read from a mapping, as long as there is not too much of that.
-    fn viewed(&self, slot: Slot) -> Slot {
-        let slots = locked(&self.slots);
-        let viewed = slots.values().filter(|slot| slot.is_viewed());
-        let bytes: u64 = viewed.map(|slot| slot.capacity()).sum();
-        drop(slots);
-        if bytes + slot.capacity() <= VIEWED_BYTES_MAX {
-            slot.viewed()
-        } else {
-            slot
-        }
     }
 
     /// Lets go of a slot; its memory is free once this is dropped and no trainer maps it.

@@ -61,17 +61,12 @@ impl Slot {
         Self { fd, capacity, view }
     }
 
-    /// Has it read from a mapping from now on, where this process survives that a page fails ([`crate::survive_memory_faults`]) and can map
-    /// it. For whoever reads it again and again.
+    /// Has it read from a mapping from now on, where this process survives that a page fails ([`crate::survive_memory_faults`]), can map
+    /// it, and does not have too much mapped. For whoever reads it again and again.
     #[must_use]
     pub fn viewed(self) -> Self {
         let view = ReadView::new(self.fd.as_fd(), self.capacity);
         Self { view, ..self }
-    }
-
-    /// Whether it is read so.
-    pub fn is_viewed(&self) -> bool {
-        self.view.is_some()
     }
 
     /// Makes a slot of `capacity` bytes, all of them allocated now, so that no write can fail later.

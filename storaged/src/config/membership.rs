@@ -107,10 +107,10 @@ impl RegistryConfig {
     }
 }
 
-/// Longer than a daemon is away that is started again, which costs no repair then: 0.2 s below a keeper and 2 s by systemd with what it held, and
-/// 5 s at most between two tries of one that cannot start. Links are lost 2 to 2.5 s before.
+/// Longer than a daemon is away that is started again, which costs no repair then: 0.2 s below a keeper and 2 s by systemd with what it held, 5 s at
+/// most between two tries of one that cannot start, and before all that up to 0.15 s for each GiB of parity, whose mapping goes first.
 const fn replace_after() -> Span {
-    Span::from_secs(8)
+    Span::from_secs(15)
 }
 
 const fn poll() -> Span {

@@ -209,8 +209,8 @@ impl Entering {
         let every = (self.poll / SPARE_ASKS).max(SPARE_ASKS_AFTER);
         while Instant::now() + every < until {
             tokio::time::sleep(every).await;
-            // What is wrong with it, the look says.
-            if !matches!(self.registry.newer_than(known).await, Ok(None)) {
+            // What is wrong with it, the next look says: a registry that fails is not to be asked for more, more often.
+            if matches!(self.registry.newer_than(known).await, Ok(Some(_))) {
                 return;
             }
         }

@@ -188,7 +188,7 @@ impl Memory {
         let slot = locked(&self.inherited).slots.remove(&id);
         let slot = slot.ok_or(AdoptError::NoSlot(id))?;
         let capacity = slot.capacity();
-        let slot = self.viewed(slot);
+        let slot = slot.viewed();
         locked(&self.slots).insert(id, Arc::new(slot));
         Ok(capacity)
     }

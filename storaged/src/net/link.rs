@@ -25,9 +25,10 @@ use super::dial::{self, Dialling, Purpose};
 use super::endpoint::{AGREEMENT_SAID_AGAIN, Known, NetEvent, Shared};
 use super::frame::ControlFrameError;
 use super::hello::Agreed;
+use super::pace::MessagePace;
 use super::pulse::{Beat, Proximity, Pulse, Side, Spoke};
 use super::requests::REQUESTS;
-use super::streams::{KIND_AGREEMENT, KIND_CONTROL};
+use super::streams::{KIND_AGREEMENT, KIND_CONTROL, Speaker};
 use super::trunk::Far;
 use super::trunks::Trunks;
 use super::{NetError, frame, streams};
@@ -61,6 +62,8 @@ pub(super) struct Link {
     connection: watch::Sender<Option<Connection>>,
     /// Something was sent since the last beat.
     spoke: AtomicBool,
+    /// On all connections of the peer.
+    pace: Arc<MessagePace>,
     state: Mutex<LinkState>,
 }
 
@@ -160,6 +163,7 @@ impl Link {
             offers: to_keeper,
             connection: watch::Sender::new(None),
             spoke: AtomicBool::new(false),
+            pace: Arc::new(MessagePace::new()),
             state: Mutex::new(LinkState {
                 address,
                 proximity,
@@ -174,6 +178,11 @@ impl Link {
             messages,
             offers,
         }
+    }
+
+    /// How fast its messages are taken.
+    pub fn pace(&self) -> Arc<MessagePace> {
+        self.pace.clone()
     }
 
     pub fn send(&self, body: Bytes) {
@@ -521,8 +530,9 @@ impl Keeper {
                 Second::Anew => return Ends::down("it was started anew", Ok(Some(offer))),
                 Second::Surplus => {
                     let (peer, shared) = (self.peer.clone(), self.shared.clone());
+                    let from = Speaker::new(peer, self.link.pace());
                     let gone = self.gone.clone();
-                    tokio::spawn(streams::serve(offer.connection, peer, shared, gone));
+                    tokio::spawn(streams::serve(offer.connection, from, shared, gone));
                 }
             }
         }
@@ -534,12 +544,9 @@ impl Keeper {
         self.link.set_theirs(offer.agreed.theirs.clone());
         self.link.set_version(offer.agreed.version);
         let (connection, shared) = (offer.connection.clone(), self.shared.clone());
-        tokio::spawn(streams::serve(
-            connection,
-            self.peer.clone(),
-            shared,
-            self.gone.clone(),
-        ));
+        let from = Speaker::new(self.peer.clone(), self.link.pace());
+        let gone = self.gone.clone();
+        tokio::spawn(streams::serve(connection, from, shared, gone));
         Current {
             offer,
             since: Instant::now(),

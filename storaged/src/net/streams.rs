@@ -24,15 +24,31 @@ pub(super) const KIND_AGREEMENT: u8 = 2;
 /// Between two of what a peer says of its configuration: a reload is rare, and each may be told.
 const AGREEMENT_PAUSE: Duration = Duration::from_millis(500);
 
+/// Whose connection it is.
+#[derive(Clone)]
+pub(super) struct Speaker {
+    name: NodeName,
+    pace: Arc<MessagePace>,
+}
+
+impl Speaker {
+    pub fn new(name: NodeName, pace: Arc<MessagePace>) -> Self {
+        Self { name, pace }
+    }
+
+    async fn take_turn(&self) {
+        self.pace.take(&self.name, 0).await;
+    }
+}
+
 /// Takes what comes until the connection ends, its peer is not configured any more or its certificate is revoked.
 pub(super) async fn serve(
     connection: Connection,
-    from: NodeName,
+    from: Speaker,
     shared: Arc<Shared>,
     gone: CancellationToken,
 ) {
     let (of_peer, of_shared) = (connection.clone(), shared.clone());
-    let pace = Arc::new(MessagePace::new());
     let mut revoked = std::pin::pin!(of_shared.until_revoked(&of_peer));
     loop {
         let stream = tokio::select! {
@@ -40,17 +56,17 @@ pub(super) async fn serve(
             () = gone.cancelled() => break,
             () = &mut revoked => {
                 end_revoked(&connection);
-                let (peer, reason) = (from.to_string(), "it is revoked".into());
+                let (peer, reason) = (from.name.to_string(), "it is revoked".into());
                 let refused = NetError::PeerCertificate { peer, reason };
                 let _ = shared.events.send(failed(refused)).await;
                 return;
             }
             stream = connection.accept_uni() => stream,
             Ok((send, recv)) = connection.accept_bi() => {
-                let (shared, from, pace) = (shared.clone(), from.clone(), pace.clone());
+                let (shared, from) = (shared.clone(), from.clone());
                 tokio::spawn(async move {
-                    pace.take(&from, 0).await;
-                    requests::serve(from, send, recv, &shared).await;
+                    from.take_turn().await;
+                    requests::serve(from.name, send, recv, &shared).await;
                 });
                 continue;
             }
@@ -59,11 +75,10 @@ pub(super) async fn serve(
         };
         let Ok(stream) = stream else { return };
         let (shared, from, connection) = (shared.clone(), from.clone(), connection.clone());
-        let pace = pace.clone();
         tokio::spawn(async move {
-            if let Err(error) = serve_stream(stream, &from, &shared, &pace).await {
+            if let Err(error) = serve_stream(stream, &from, &shared, &connection).await {
                 let is_wrong = matches!(error, ControlFrameError::Wrong(_));
-                let error = failure::of_stream(from.as_str(), &connection, error);
+                let error = failure::of_stream(from.name.as_str(), &connection, error);
                 let _ = shared.events.send(failed(error)).await;
                 if is_wrong {
                     connection.close(VarInt::from_u32(2), b"protocol");
@@ -76,11 +91,11 @@ pub(super) async fn serve(
 
 async fn serve_stream(
     mut recv: RecvStream,
-    from: &NodeName,
+    from: &Speaker,
     shared: &Shared,
-    pace: &MessagePace,
+    connection: &Connection,
 ) -> Result<(), ControlFrameError> {
-    pace.take(from, 0).await;
+    from.take_turn().await;
     let mut kind = [0];
     let first = tokio::time::timeout(FIRST_RECORD_WAIT, recv.read_exact(&mut kind)).await;
     let late = |_| ControlFrameError::Lost("no first byte of a stream in time".into());
@@ -89,11 +104,13 @@ async fn serve_stream(
         KIND_CONTROL => {
             // The connection's end shows here as an error of the stream; that is no fault of the protocol.
             while let Ok(Some(body)) = frame::read(&mut recv, CONTROL_FRAME_BYTES_MAX).await {
-                let message = NetEvent::Message {
-                    from: from.clone(),
-                    room: pace.take_message(from, body.len()).await,
-                    body,
-                };
+                let room = from.pace.take_message(&from.name, body.len()).await;
+                // What has waited beyond its connection would come after what the next incarnation says.
+                if connection.close_reason().is_some() {
+                    break;
+                }
+                let from = from.name.clone();
+                let message = NetEvent::Message { from, body, room };
                 if shared.events.send(message).await.is_err() {
                     break;
                 }
@@ -109,14 +126,14 @@ async fn serve_stream(
             let record = decode("stream record", &body);
             let record = record.map_err(|error| ControlFrameError::Wrong(error.to_string()))?;
             let stream = NetEvent::Stream {
-                from: from.clone(),
+                from: from.name.clone(),
                 record,
                 recv,
             };
             let _ = shared.events.send(stream).await;
             Ok(())
         }
-        KIND_AGREEMENT => serve_agreements(recv, from, shared).await,
+        KIND_AGREEMENT => serve_agreements(recv, &from.name, shared).await,
         other => Err(ControlFrameError::Wrong(format!(
             "expected a stream of kind 0, 1 or 2, got {other}"
         ))),

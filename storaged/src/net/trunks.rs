@@ -125,7 +125,8 @@ impl DialledTrunk {
                 reason: "it has dialled a trunk of a link that is not up".into(),
             });
         };
-        streams::serve(self.connection, known.name, shared, ended).await;
+        let from = streams::Speaker::new(known.name, known.link.pace());
+        streams::serve(self.connection, from, shared, ended).await;
         Ok(())
     }
 }
