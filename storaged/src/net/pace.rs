@@ -23,7 +23,7 @@ const AT_ONCE: u32 = 8192;
 /// So many messages of a peer wait to be heard, or as many of the longest as have 4 MiB.
 const WAITING: u32 = 256;
 
-const _: () = assert!(1 + CONTROL_FRAME_BYTES_MAX / EACH_BYTES <= WAITING as usize);
+const _: () = assert!(CONTROL_FRAME_BYTES_MAX / EACH_BYTES < WAITING as usize);
 
 /// A message's place among those that wait, until this is dropped.
 #[derive(Debug)]
