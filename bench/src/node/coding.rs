@@ -89,21 +89,14 @@ fn sent(network: &Network) -> Result<u64> {
         .sum()
 }
 
-/// What a data node has at most (it maps no slot), and a coding node beyond its parity.
+/// The most that a node has of its own after the last round, beside slots and parity, which are memfds.
 fn rss(bench: &mut Bench, daemons: &Cluster<&Network>) -> Result<()> {
-    let mut beyond = 0.0_f64;
+    let mut beyond = 0;
     for node in 0..K + M {
-        let resident = daemons.resident(node)?;
-        let more = if node < K {
-            resident.most
-        } else {
-            let used: u64 = daemons.metric(node, "storaged_memory_used_bytes")?;
-            let spare: u64 = daemons.metric(node, "storaged_memory_spare_bytes")?;
-            resident.now.saturating_sub(used + spare)
-        };
-        beyond = beyond.max(more as f64 / f64::from(1 << 20));
+        beyond = beyond.max(daemons.resident(node)?.own);
     }
-    bench.figures.put("rss_beyond_mib", beyond);
+    let mebibytes = beyond as f64 / f64::from(1 << 20);
+    bench.figures.put("rss_beyond_mib", mebibytes);
     Ok(())
 }
 
