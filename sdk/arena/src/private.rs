@@ -6,6 +6,7 @@
 
 use std::io;
 use std::mem::{self, MaybeUninit};
+use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,10 +14,10 @@ use std::time::{Duration, Instant};
 /// A multiple of the blocks of every disk that is sold, and the size of a page.
 pub const DIRECT_ALIGNMENT: usize = 4096;
 
-/// Less is as well kept by the allocator.
-const KEPT_BYTES_MIN: usize = 1 << 20;
+/// Less is as well kept by the allocator, and more is rarely followed by as much.
+const KEPT_BYTES: RangeInclusive<usize> = 1 << 20..=33 << 20;
 /// More is given back at once, the longest unused first.
-const SPARE_BYTES_MAX: usize = 128 << 20;
+const SPARE_BYTES_MAX: usize = 64 << 20;
 /// What nobody took for so long is given back.
 const KEPT_FOR: Duration = Duration::from_secs(1);
 
@@ -54,7 +55,7 @@ impl Spare {
     }
 
     fn give(&self, mut memory: Vec<u8>, now: Instant) {
-        if memory.capacity() < KEPT_BYTES_MIN {
+        if !KEPT_BYTES.contains(&memory.capacity()) {
             return;
         }
         memory.clear();
@@ -84,7 +85,7 @@ pub fn release_idle_memory() {
     SPARE.release(Instant::now());
 }
 
-/// Bytes from an address that is a multiple of [`DIRECT_ALIGNMENT`], up to a number that is fixed when it is made.
+/// Bytes from an address that is a multiple of [`DIRECT_ALIGNMENT`] where that is wanted, up to a number that is fixed when they are made.
 #[derive(Debug)]
 pub struct AlignedBytes {
     /// Never grows beyond the capacity that it is made with, or the bytes would lie elsewhere.
@@ -104,6 +105,15 @@ impl AlignedBytes {
         Self {
             memory,
             start,
+            room,
+        }
+    }
+
+    /// The same from any address: a page more would be most of what a short object takes.
+    pub fn unaligned_with_room(room: usize) -> Self {
+        Self {
+            memory: SPARE.take(room),
+            start: 0,
             room,
         }
     }
@@ -186,7 +196,7 @@ mod tests {
 
     #[test]
     fn memory_serves_again_within_a_moment_and_then_goes() {
-        const BYTES: usize = 40 << 20;
+        const BYTES: usize = 20 << 20;
         let (spare, now) = (Spare(Mutex::default()), Instant::now());
         let kept = || {
             spare
@@ -209,13 +219,17 @@ mod tests {
             (place, 0, 0)
         );
         spare.give(again, now);
-        spare.give(vec![0; KEPT_BYTES_MIN - 1], now);
+        spare.give(vec![0; KEPT_BYTES.start() - 1], now);
+        spare.give(Vec::with_capacity(KEPT_BYTES.end() + 1), now);
         spare.release(now + KEPT_FOR / 2);
         assert_eq!(kept(), [BYTES]);
-        spare.give(Vec::with_capacity(3 * BYTES), now + KEPT_FOR / 2);
+        let more = *KEPT_BYTES.end();
+        for _ in 0..2 {
+            spare.give(Vec::with_capacity(more), now + KEPT_FOR / 2);
+        }
         assert_eq!(
             kept(),
-            [3 * BYTES],
+            [more],
             "the longest unused goes where it is too much"
         );
         spare.release(now + KEPT_FOR * 2);

@@ -209,7 +209,7 @@ impl Inner {
         let bytes = if self.is_direct(&range) {
             self.read_direct(&file, &range)
         } else {
-            Ok(AlignedBytes::with_room(length))
+            Ok(AlignedBytes::unaligned_with_room(length))
         };
         let bytes = bytes.and_then(|bytes| read_rest(&file, &range, bytes));
         let bytes = bytes.map_err(|error| self.failed("read", name, error))?;
