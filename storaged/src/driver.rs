@@ -449,23 +449,24 @@ impl Daemon {
 
     /// The kernel takes a slot's pages back when its last descriptor is closed: tens of milliseconds for gigabytes.
     fn drop_slot(&self, slot: SlotId) {
-        let Some(slot) = self.memory.take_slot(slot) else {
-            return;
-        };
-        match self.offload {
-            Offload::Inline => drop(slot),
-            Offload::Threads => drop(tokio::task::spawn_blocking(move || drop(slot))),
+        if let Some(slot) = self.memory.take_slot(slot) {
+            self.let_go(slot);
         }
     }
 
     /// What has not been used for some time goes back to the system.
     fn rest(&self) {
         self.memory.rest();
+        if let Some(idle) = storaged_arena::take_idle_memory() {
+            self.let_go(idle);
+        }
+    }
+
+    /// Drops what takes the system a while, beside the loop.
+    fn let_go(&self, memory: impl Send + 'static) {
         match self.offload {
-            Offload::Inline => storaged_arena::release_idle_memory(),
-            Offload::Threads => drop(tokio::task::spawn_blocking(
-                storaged_arena::release_idle_memory,
-            )),
+            Offload::Inline => drop(memory),
+            Offload::Threads => drop(tokio::task::spawn_blocking(move || drop(memory))),
         }
     }
 

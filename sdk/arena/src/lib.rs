@@ -27,6 +27,6 @@ pub use passing::{
     FrameStart, PassingError, Wait, Wish, begin_frame, connect_waiting, ready_within, recv_body,
     recv_frame, recv_frame_waiting, send_frame, send_frame_waiting,
 };
-pub use private::{AlignedBytes, DIRECT_ALIGNMENT, release_idle_memory};
+pub use private::{AlignedBytes, DIRECT_ALIGNMENT, IdleMemory, take_idle_memory};
 pub use segment::{CELL_BYTES_MIN, Cell, ReservedCell, Segment, SegmentError};
 pub use slot::{Slot, SlotError};

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::slot::{Slot, SlotError};
+use crate::slot::{Slot, SlotError, check_within};
 
 /// Page tables of so many bytes are dropped at once: some milliseconds.
 const UNMAPPED_AT_ONCE_BYTES: usize = 32 << 20;
@@ -38,23 +38,29 @@ impl Mapping {
 
     /// Maps the first `length` bytes of a file, whose size is sealed and no smaller than that, for a daemon. Its core dumps do not have them.
     pub(crate) fn of(file: BorrowedFd<'_>, length: usize) -> Result<Self, SlotError> {
-        let mapping = Self::map(file, length, ProtFlags::READ | ProtFlags::WRITE)?;
-        mapping.keep_out_of_dumps();
-        Ok(mapping)
+        Self::of_daemon(file, length, ProtFlags::READ | ProtFlags::WRITE)
     }
 
     /// The same, to be read alone.
     pub(crate) fn to_read(file: BorrowedFd<'_>, length: usize) -> Result<Self, SlotError> {
-        let mapping = Self::map(file, length, ProtFlags::READ)?;
-        mapping.keep_out_of_dumps();
+        Self::of_daemon(file, length, ProtFlags::READ)
+    }
+
+    fn of_daemon(
+        file: BorrowedFd<'_>,
+        length: usize,
+        access: ProtFlags,
+    ) -> Result<Self, SlotError> {
+        let mapping = Self::map(file, length, access)?;
+        mapping.keep_out_of_dumps(0, length);
         Ok(mapping)
     }
 
-    fn keep_out_of_dumps(&self) {
-        // SAFETY: it is a mapping of this value's own, and what is dumped of it changes no byte.
+    fn keep_out_of_dumps(&self, offset: usize, length: usize) {
+        // SAFETY: it is a part of a mapping of this value's own, and what is dumped of it changes no byte.
         let kept_out = unsafe {
-            let start = self.start().cast();
-            rustix::mm::madvise(start, self.length, Advice::LinuxDontDump)
+            let start = self.start().add(offset).cast();
+            rustix::mm::madvise(start, length, Advice::LinuxDontDump)
         };
         debug_assert!(kept_out.is_ok(), "one's own mapping can be kept out");
     }
@@ -115,7 +121,7 @@ impl Mapping {
             rustix::mm::mmap(start, length, access, flags, file, offset as u64)
         };
         debug_assert!(mapped.is_ok(), "what is mapped can be mapped again");
-        self.keep_out_of_dumps();
+        self.keep_out_of_dumps(offset, length);
     }
 
     /// Bytes.
@@ -144,14 +150,7 @@ impl Mapping {
     }
 
     fn check(&self, offset: usize, length: usize) -> Result<(), SlotError> {
-        match offset.checked_add(length) {
-            Some(end) if end <= self.length => Ok(()),
-            _ => Err(SlotError::Outside {
-                capacity: self.length as u64,
-                offset: offset as u64,
-                length: length as u64,
-            }),
-        }
+        check_within(self.length as u64, offset as u64, length as u64)
     }
 
     /// Copies `length` bytes of this process's memory to `offset`.

@@ -60,10 +60,11 @@ impl Spare {
         }
         memory.clear();
         self.locked().push(SpareMemory { memory, since: now });
-        self.release(now);
+        drop(self.idle(now));
     }
 
-    fn release(&self, now: Instant) {
+    /// What is too much, or idle. The system takes megabytes back page by page, when this is dropped: not under the lock.
+    fn idle(&self, now: Instant) -> Vec<SpareMemory> {
         let mut spare = self.locked();
         let mut left: usize = spare.iter().map(|it| it.memory.capacity()).sum();
         let goes = |it: &&SpareMemory| {
@@ -72,17 +73,20 @@ impl Spare {
             goes
         };
         let gone = spare.iter().take_while(goes).count();
-        let gone: Vec<SpareMemory> = spare.drain(..gone).collect();
-        // The system takes megabytes back page by page: not under the lock.
-        drop(spare);
-        drop(gone);
+        spare.drain(..gone).collect()
     }
 }
 
-/// Gives back memory that has served and that nobody took for a second: tens of milliseconds for all that is kept. To be called from
-/// time to time: what comes next does it too, and nothing may come.
-pub fn release_idle_memory() {
-    SPARE.release(Instant::now());
+/// Memory that has served and that nobody took for a second. Dropped, it goes back to the system, which takes milliseconds.
+#[derive(Debug)]
+pub struct IdleMemory {
+    _memory: Vec<SpareMemory>,
+}
+
+/// Takes what is idle now, if anything. To be called from time to time: what comes next does it too, and nothing may come.
+pub fn take_idle_memory() -> Option<IdleMemory> {
+    let memory = SPARE.idle(Instant::now());
+    (!memory.is_empty()).then_some(IdleMemory { _memory: memory })
 }
 
 /// Bytes from an address that is a multiple of [`DIRECT_ALIGNMENT`] where that is wanted, up to a number that is fixed when they are made.
@@ -221,7 +225,7 @@ mod tests {
         spare.give(again, now);
         spare.give(vec![0; KEPT_BYTES.start() - 1], now);
         spare.give(Vec::with_capacity(KEPT_BYTES.end() + 1), now);
-        spare.release(now + KEPT_FOR / 2);
+        drop(spare.idle(now + KEPT_FOR / 2));
         assert_eq!(kept(), [BYTES]);
         let more = *KEPT_BYTES.end();
         for _ in 0..2 {
@@ -232,7 +236,7 @@ mod tests {
             [more],
             "the longest unused goes where it is too much"
         );
-        spare.release(now + KEPT_FOR * 2);
+        drop(spare.idle(now + KEPT_FOR * 2));
         assert!(kept().is_empty());
     }
 

@@ -463,10 +463,12 @@ impl Cell {
         // SAFETY: the range lies in the mapping, since cells below `cells` do, and the mapping lives as long as the
         // segment, which this value keeps. The file's size is sealed and the cell's pages are allocated, so reading is
         // no SIGBUS but where memory fails: zeros take the place of its bytes then, also below a reference that is there,
-        // which is why whoever puts bytes to use compares their fingerprint after he has them. The bytes are initialized: those of a file always are. Nobody writes them while the reference lives: the only `Cell` with this number is this one (the bit in `owned`; `Place` is neither Clone nor made
-        // for a bit that is set), it is borrowed, and `bytes_mut` borrows it mutably; holes are punched only for cells
-        // without an owner; this process has no other mapping of the file (`OPEN`) and uses no other descriptor of
-        // it, other daemons are kept off by the lock, and the keeper leaves it alone, as this module demands.
+        // which is why whoever puts bytes to use compares their fingerprint after he has them. The bytes are initialized:
+        // those of a file always are. Nobody writes them while the reference lives: the only `Cell` with this number is
+        // this one (the bit in `owned`; `Place` is neither Clone nor made for a bit that is set), it is borrowed, and
+        // `bytes_mut` borrows it mutably; holes are punched only for cells without an owner; this process has no other
+        // mapping of the file (`OPEN`) and uses no other descriptor of it, other daemons are kept off by the lock, and
+        // the keeper leaves it alone, as this module demands.
         unsafe {
             let start = self.0.segment.mapping.start().add(self.0.start());
             std::slice::from_raw_parts(start, bytes)

@@ -185,15 +185,19 @@ impl Slot {
     }
 
     fn check(&self, offset: u64, length: usize) -> Result<(), SlotError> {
-        let length = length as u64;
-        match offset.checked_add(length) {
-            Some(end) if end <= self.capacity => Ok(()),
-            _ => Err(SlotError::Outside {
-                capacity: self.capacity,
-                offset,
-                length,
-            }),
-        }
+        check_within(self.capacity, offset, length as u64)
+    }
+}
+
+/// Whether bytes lie in so many.
+pub(crate) fn check_within(capacity: u64, offset: u64, length: u64) -> Result<(), SlotError> {
+    match offset.checked_add(length) {
+        Some(end) if end <= capacity => Ok(()),
+        _ => Err(SlotError::Outside {
+            capacity,
+            offset,
+            length,
+        }),
     }
 }
 

@@ -134,11 +134,10 @@ impl Absences {
     }
 
     /// This node rests, and runs.
-    fn runs(&mut self, following: &Following, sight: &Sight, now: Instant) {
+    fn runs(&mut self, now: Instant) {
         let most = AWAKE_EVERY + OWN_PAUSE;
         if self.awake_at.is_some_and(|at| now - at > most) {
             self.since.clear();
-            self.note(following, sight, now);
         }
         self.awake_at = Some(now);
     }
@@ -322,7 +321,7 @@ async fn rest(
             changed = sight.changed() => changed.ok()?,
         }
         let (seen, now) = (sight.borrow_and_update(), Instant::now());
-        absences.runs(following, &seen, now);
+        absences.runs(now);
         absences.note(following, &seen, now);
     }
 }

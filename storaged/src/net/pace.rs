@@ -1,6 +1,6 @@
-//! How fast control messages, streams and requests of one peer are taken, on all its connections, and how many messages wait here. A peer that says the same without
-//! end, because it lies or is broken, would otherwise keep the one loop that decides from other peers, and the memory for what waits from
-//! everything else. What is not taken waits in the peer's own queue.
+//! How fast control messages, streams and requests of one peer are taken, on all its connections, and how many messages wait
+//! here. A peer that says the same without end, because it lies or is broken, would otherwise keep the one loop that decides
+//! from other peers, and the memory for what waits from everything else. What is not taken waits in the peer's own queue.
 //!
 //! It is the generic cell rate algorithm (ITU-T I.371): of a time that each message moves on.
 

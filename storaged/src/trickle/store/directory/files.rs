@@ -243,7 +243,7 @@ impl Inner {
         bytes.truncate(length);
         match read {
             Err(error) if refuses_direct(error.kind()) => {
-                self.direct_reads.give_up(&self.root, "long reads go");
+                self.direct_reads.give_up(&self.root);
                 Ok(bytes)
             }
             read => read.map(|()| bytes),

@@ -9,21 +9,25 @@ use crate::trickle::store::{FileIoConfig, PageCacheConfig, StoreError};
 
 /// Whether something goes past the page cache: until the file system refuses it once.
 #[derive(Debug)]
-pub(super) struct DirectIo(AtomicBool);
+pub(super) struct DirectIo {
+    is_tried: AtomicBool,
+    /// What goes through it from then on.
+    what: &'static str,
+}
 
 impl DirectIo {
-    pub(super) fn new(choice: PageCacheConfig) -> Self {
-        Self(AtomicBool::new(choice == PageCacheConfig::Bypass))
+    pub(super) fn new(choice: PageCacheConfig, what: &'static str) -> Self {
+        let is_tried = AtomicBool::new(choice == PageCacheConfig::Bypass);
+        Self { is_tried, what }
     }
 
     pub(super) fn is_tried(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.is_tried.load(Ordering::Relaxed)
     }
 
-    /// What is done through the page cache from now on.
-    pub(super) fn give_up(&self, root: &Path, what: &str) {
-        if self.0.swap(false, Ordering::Relaxed) {
-            let root = root.display();
+    pub(super) fn give_up(&self, root: &Path) {
+        if self.is_tried.swap(false, Ordering::Relaxed) {
+            let (root, what) = (root.display(), self.what);
             tracing::info!(%root, "the file system takes no direct I/O: {what} through the page cache");
         }
     }

@@ -86,8 +86,8 @@ impl Directory {
             root: root.to_owned(),
             resolver: Resolver::default(),
             io: FileIo::open(io.calls)?,
-            direct: DirectIo::new(io.page_cache),
-            direct_reads: DirectIo::new(io.page_cache),
+            direct: DirectIo::new(io.page_cache, "parts are written"),
+            direct_reads: DirectIo::new(io.page_cache, "long reads go"),
             randomness,
             permits: Arc::new(Semaphore::new(BLOCKING_CALLS_MAX)),
             journal_lock: std::sync::Mutex::new(()),
@@ -159,9 +159,7 @@ impl Directory {
         {
             // Opened, and yet not written so: larger blocks, or a file system that tells only now.
             Err(error) if refuses_direct(error.kind()) => {
-                self.inner
-                    .direct
-                    .give_up(&self.inner.root, "parts are written");
+                self.inner.direct.give_up(&self.inner.root);
                 Ok(Ok(0))
             }
             written => Ok(written.map(|()| length)),

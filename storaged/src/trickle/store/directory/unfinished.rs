@@ -106,7 +106,7 @@ impl Inner {
         match self.beneath()?.file(&name, OpenFor::WriteDirect) {
             Ok(file) => Ok(Some(file)),
             Err(fault) if refuses_direct(fault.kind()) => {
-                self.direct.give_up(&self.root, "parts are written");
+                self.direct.give_up(&self.root);
                 Ok(None)
             }
             Err(fault) => Err(self.of_upload("open", upload, &name, fault)),
