@@ -1,5 +1,5 @@
 import pytest
-from daemon import Daemon
+from daemon import ON_REQUEST, Daemon, cluster
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +30,14 @@ def daemons(tmp_path):
     yield make
     for daemon in made:
         daemon.kill()
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    """Three nodes, (2,1), with a durable tier for what is asked for."""
+    made = cluster(tmp_path / "nodes", 3, 2, 1, ON_REQUEST)
+    for one in made:
+        one.newest_state = "protected"
+    yield made
+    for one in made:
+        one.kill()

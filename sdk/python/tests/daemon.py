@@ -153,6 +153,22 @@ def cluster(folder, nodes, k, m, extra, ports=()):
     return started
 
 
+#: A durable tier that gets what is asked for alone.
+ON_REQUEST = '[durable]\nkind = "directory"\npath = "TIER"\n[trickle]\nevery = 1000\n'
+
+
+def saved_by_two(nodes, tmp_path, step, durable="never"):
+    """A step of two ranks on nodes 0 and 1, so that every node is in the manifest and has it."""
+    until = "durable" if durable == "required" else "protected"
+    body = f"""
+with Checkpointer(timeout=60, durable={durable!r}) as checkpointer:
+    attempt(checkpointer.save, {step}, state({step}))
+    attempt(checkpointer.wait, until={until!r})
+"""
+    said, errors = run_ranks(tmp_path, [one.socket for one in nodes[:2]], body, limit=200)
+    assert all(ranks and ranks[1][:2] == ["ok", True] for ranks in said), (said, errors)
+
+
 def flip(daemon, body, at):
     """Changes a byte of a shard in the daemon's shared memory; how many slots have it."""
     found = 0

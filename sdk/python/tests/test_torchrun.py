@@ -12,7 +12,7 @@ from datetime import timedelta
 import pytest
 import storaged
 import torch.distributed as dist
-from daemon import HERE, PACKAGE, cluster, free_port, run_ranks
+from daemon import HERE, PACKAGE, free_port, saved_by_two
 from storaged import Decision, errors
 from storaged._verdict import Reason, RestartPlan, RestartVerdict, WaitingGain
 from storaged.torchrun import AgreedVerdict, agreed_verdict
@@ -26,7 +26,6 @@ from storaged import _rendezvous  # noqa: E402
 from storaged._rendezvous import Settings, VerdictRendezvous  # noqa: E402
 
 EXAMPLE = HERE.parent / "examples" / "torchrun_rendezvous.py"
-DURABLE = '[durable]\nkind = "directory"\npath = "TIER"\n[trickle]\nevery = 1000\n'
 NOW = Settings(wait_s=0, ask_s=5, allow_older=False)
 FIRST = Reason("nothing-saved", "nobody has heard of a checkpoint")
 
@@ -351,26 +350,6 @@ def agents(tmp_path):
     yield make
     for agent in made:
         agent.kill()
-
-
-@pytest.fixture
-def nodes(tmp_path):
-    """Three nodes, (2,1), with a durable tier."""
-    made = cluster(tmp_path / "nodes", 3, 2, 1, DURABLE)
-    yield made
-    for one in made:
-        one.kill()
-
-
-def saved_by_two(nodes, tmp_path, step, durable="never"):
-    until = "durable" if durable == "required" else "protected"
-    body = f"""
-with Checkpointer(timeout=60, durable={durable!r}) as checkpointer:
-    attempt(checkpointer.save, {step}, state({step}))
-    attempt(checkpointer.wait, until={until!r})
-"""
-    said, text = run_ranks(tmp_path, [one.socket for one in nodes[:2]], body, limit=200)
-    assert all(ranks and ranks[1][:2] == ["ok", True] for ranks in said), (said, text)
 
 
 BEGINS = r"rank (\d) pid (\d+) told (\S+) step (\S+), begins after step (\d+)"

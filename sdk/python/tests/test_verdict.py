@@ -7,12 +7,11 @@ import sys
 
 import pytest
 import storaged
-from daemon import HERE, PACKAGE, ROOT, cluster, executable, run_ranks
+from daemon import HERE, ON_REQUEST, PACKAGE, ROOT, executable, saved_by_two
 from storaged import Decision, errors
 
 LAUNCHER = HERE.parent / "examples" / "torchrun_verdict.py"
 SLURM = ROOT / "deploy/slurm/restart.sh"
-DURABLE = '[durable]\nkind = "directory"\npath = "TIER"\n[trickle]\nevery = 1000\n'
 
 # One rank that saves a step of its own number at each start and then fails, unless `until` starts have been. STEP and its like are
 # told to it by the environment.
@@ -73,29 +72,6 @@ with Checkpointer(timeout=60, durable={durable!r}) as checkpointer:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.fixture
-def nodes(tmp_path):
-    """Three nodes, (2,1), with a durable tier."""
-    made = cluster(tmp_path / "nodes", 3, 2, 1, DURABLE)
-    for one in made:
-        one.newest_state = "protected"
-    yield made
-    for one in made:
-        one.kill()
-
-
-def saved_by_two(nodes, tmp_path, step, durable="never"):
-    """The same of two ranks on nodes 0 and 1, so that every node is in the manifest and has it."""
-    until = "durable" if durable == "required" else "protected"
-    body = f"""
-with Checkpointer(timeout=60, durable={durable!r}) as checkpointer:
-    attempt(checkpointer.save, {step}, state({step}))
-    attempt(checkpointer.wait, until={until!r})
-"""
-    said, errors = run_ranks(tmp_path, [one.socket for one in nodes[:2]], body, limit=200)
-    assert all(ranks and ranks[1][:2] == ["ok", True] for ranks in said), (said, errors)
-
-
 def test_each_verdict_in_types(nodes, tmp_path):
     first = of(nodes[0], timeout=20)
     assert first.decision is Decision.IMPOSSIBLE and first.is_first_start and first.exit_code == 13, first
@@ -143,7 +119,7 @@ def test_a_verdict_is_no_error_and_no_verdict_is_one(daemons):
 
 
 def test_the_command_says_the_same(daemons, tmp_path):
-    daemon = daemons(DURABLE)
+    daemon = daemons(ON_REQUEST)
     daemon.newest_state = "committed"
     saved(daemon, tmp_path, 10)
     command = [executable(), "plan", "job", "--verdict", "--json", "--socket", str(daemon.socket)]
@@ -155,7 +131,7 @@ def test_the_command_says_the_same(daemons, tmp_path):
 
 
 def test_torchrun_is_started_again_in_place_until_the_job_is_done(daemons, tmp_path):
-    daemon = daemons(DURABLE)
+    daemon = daemons(ON_REQUEST)
     code, text = launch(environment(daemon, tmp_path), tmp_path, "--restarts", "3")
     assert code == 0, text
     assert starts(tmp_path) == ["None", "10", "20"], text
@@ -164,7 +140,7 @@ def test_torchrun_is_started_again_in_place_until_the_job_is_done(daemons, tmp_p
 
 def test_torchrun_gets_another_step_after_one_that_failed(daemons, tmp_path):
     """Step 20 kills its trainer at each start, before anything newer is saved: it is not tried a second time while there is another one."""
-    daemon = daemons(DURABLE)
+    daemon = daemons(ON_REQUEST)
     daemon.newest_state = "committed"
     saved(daemon, tmp_path, 10, durable="required")
     saved(daemon, tmp_path, 20)
@@ -217,7 +193,7 @@ def slurm(daemon, tmp_path, command, **extra):
 
 
 def test_a_slurm_job_starts_again_in_place_and_is_requeued_only_when_that_is_of_no_use(daemons, tmp_path):
-    daemon = daemons(DURABLE)
+    daemon = daemons(ON_REQUEST)
     train = [sys.executable, str(tmp_path / "train.py")]
     code, asked, text = slurm(daemon, tmp_path, train)
     assert (code, asked, starts(tmp_path)) == (0, [], ["None", "10", "20"]), text
@@ -230,8 +206,8 @@ def test_a_slurm_job_starts_again_in_place_and_is_requeued_only_when_that_is_of_
 
 
 def test_a_slurm_job_is_not_started_from_a_step_that_its_load_refuses(nodes, tmp_path):
-    """One of three nodes can decode all of it, and does not know whether there is something newer."""
-    saved(nodes[0], tmp_path, 20)
+    """One of three nodes has all of it, also what describes it, and does not know whether there is something newer."""
+    saved(nodes[2], tmp_path, 20)
     nodes[0].stop()
     nodes[1].stop()
     start = ["touch", str(tmp_path / "started")]
