@@ -106,7 +106,7 @@ frameworks: tests-built python-for-tests ## Lightning, Hugging Face, Accelerate,
 .PHONY: typed
 typed: python-for-tests ## mypy --strict over the Python package; it and pyright, strict, over what a user writes with it
 	@$(BUILD) "installing mypy and pyright into .venv" .venv/bin/pip install -q --disable-pip-version-check mypy safetensors "pyright[nodejs]"
-	@.venv/bin/mypy --strict sdk/python/python/storaged sdk/python/typed
+	@.venv/bin/mypy --strict sdk/python/python/storaged sdk/python/python/storaged_rendezvous sdk/python/typed
 	@.venv/bin/pyright --pythonpath .venv/bin/python -p sdk/python/pyrightconfig.json
 
 .PHONY: fresh

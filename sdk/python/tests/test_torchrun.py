@@ -265,7 +265,10 @@ def test_torch_finds_the_backend_and_workers_are_told_who_the_job_is(monkeypatch
 
 
 def test_the_package_finds_no_torch_where_there_is_none():
-    code = "import sys; sys.modules['torch'] = None; import storaged.torchrun as t; t.backend(); assert t.agreed_verdict() is None"
+    code = (
+        "import sys; sys.modules['torch'] = None; import storaged.torchrun as t, storaged_rendezvous as r; r.backend(); "
+        "assert t.agreed_verdict() is None"
+    )
     settings = {name: value for name, value in os.environ.items() if name != "STORAGED_VERDICT"}
     subprocess.run([sys.executable, "-c", code], env=settings | {"PYTHONPATH": str(PACKAGE)}, check=True, timeout=60)
 
@@ -276,6 +279,17 @@ def test_the_backend_is_there_whatever_is_imported_first():
         code = f"import {first}; from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry as r; assert 'storaged' in r._registry"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0 and "Exception while registering" not in done.stderr, done.stderr
+
+
+def test_programs_that_import_torch_do_not_import_storaged():
+    """It is in their environment: stock PyTorch reads durable copies without it, and theirs is the time that it takes."""
+    code = (
+        "import sys, torch.distributed.checkpoint; from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler; "
+        "from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry as r; "
+        "assert 'storaged' in r._registry and 'storaged' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 # What a start was told and has loaded, without training anything.

@@ -12,15 +12,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from ._verdict import Decision, RestartVerdict
 from .errors import StoragedError
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousParameters
 
 #: Where workers find it.
 VERDICT_VARIABLE = "STORAGED_VERDICT"
@@ -75,14 +70,3 @@ def agreed_verdict() -> AgreedVerdict | None:
     """In a worker: what the nodes agreed on before it was started. None under another launcher or backend."""
     text = os.environ.get(VERDICT_VARIABLE)
     return None if text is None else AgreedVerdict.from_json(text)
-
-
-def backend() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """The entry point, which torch asks for while it is being imported itself: all that needs torch comes later."""
-
-    def create(parameters: RendezvousParameters) -> RendezvousHandler:
-        from ._rendezvous import VerdictRendezvous
-
-        return VerdictRendezvous.create(parameters)
-
-    return create
