@@ -235,6 +235,21 @@ def test_who_refuses_stays_until_all_have_read_why(monkeypatch):
     assert not first.is_alive() and all(isinstance(one, errors.RestartRefused) for one in nodes.outcomes), nodes.outcomes
 
 
+def test_who_refuses_says_why_when_the_store_goes_with_the_node_that_had_it(monkeypatch):
+    """That node leaves when all have read, which the last of the others sees only at its next look."""
+    nodes = Nodes(monkeypatch, [LOST], [LOST])
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    server.set("storaged/verdict/0", AgreedVerdict.of(LOST, allow_older=False).to_json())
+    nodes.store = dist.TCPStore("127.0.0.1", server.port, is_master=False)
+    second = threading.Thread(target=nodes.meet, args=(1,), name="1")
+    second.start()
+    server.wait(["storaged/read"], timedelta(seconds=10))
+    assert second.is_alive(), nodes.outcomes
+    del server
+    second.join(5)
+    assert not second.is_alive() and isinstance(nodes.outcomes[1], errors.RestartRefused), nodes.outcomes
+
+
 def parameters(**conf):
     return RendezvousParameters("storaged", f"localhost:{free_port()}", "7", 1, 1, **conf)
 
