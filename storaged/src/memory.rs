@@ -163,6 +163,11 @@ impl Memory {
         self.parity_memory.bytes()
     }
 
+    /// Pages of slots and chunks of parity that the system could not give when they were read here.
+    pub fn lost(&self) -> u64 {
+        storaged_arena::memory_pages_lost() + self.parity_memory.lost()
+    }
+
     /// Bytes of parity held, each shared chunk counted once.
     pub fn parity_bytes(&self) -> u64 {
         let sets = locked(&self.parity);
@@ -230,11 +235,12 @@ impl Memory {
         let Some(set) = locked(&self.parity).get(&id).cloned() else {
             return (0, Some("the parity set is gone".into()));
         };
-        let mut read = 0;
+        let (mut read, mut chunk) = (0, Vec::new());
         for stripe in stripes {
             let block = set.blocks.get(stripe as usize).and_then(Option::as_ref);
             let Some(block) = block else { continue };
-            if fingerprint(block.bytes()) != block.print {
+            chunk.resize(block.length, 0);
+            if !block.is_read(&mut chunk) {
                 let fault = format!("parity chunk {stripe} does not have its fingerprint");
                 return (read, Some(fault));
             }
@@ -274,17 +280,15 @@ impl Memory {
     ) -> Result<ScrubTally, Unread> {
         let set = locked(&self.parity).get(&id).cloned();
         let set = set.ok_or(Unread::Gone)?;
-        let mut tally = ScrubTally::default();
+        let (mut tally, mut chunk) = (ScrubTally::default(), Vec::new());
         for (at, stripe) in stripes.enumerate() {
             let block = set.blocks.get(stripe as usize).and_then(Option::as_ref);
             let expected = prints.and_then(|prints| prints.get(at));
-            let (bytes, got) = match block {
-                Some(block) => (block.length, fingerprint(block.bytes())),
-                None => (0, Fingerprint::ZERO),
-            };
-            tally.bytes += bytes as u64;
-            let is_kept = block.is_none_or(|block| block.print == got);
-            if is_kept && expected.is_none_or(|expected| *expected == got) {
+            chunk.resize(block.map_or(0, |block| block.length), 0);
+            tally.bytes += chunk.len() as u64;
+            let is_kept = block.is_none_or(|block| block.is_read(&mut chunk));
+            let print = block.map_or(Fingerprint::ZERO, |block| block.print);
+            if is_kept && expected.is_none_or(|expected| *expected == print) {
                 continue;
             }
             tally.rotten.push(stripe);
@@ -407,11 +411,20 @@ impl Memory {
         let Some(block) = block else {
             return Ok(BlockState::Clean);
         };
-        let both = out.len().min(block.length);
-        out[..both].copy_from_slice(&block.bytes()[..both]);
-        out[both..].fill(0);
-        // After the copy: a page that failed before or in it has zeros from then on.
-        if fingerprint(block.bytes()) != block.print {
+        let mut whole = Vec::new();
+        let is_right = match out.split_at_mut_checked(block.length) {
+            Some((chunk, beyond)) => {
+                beyond.fill(0);
+                block.is_read(chunk)
+            }
+            None => {
+                whole.resize(block.length, 0);
+                let is_right = block.is_read(&mut whole);
+                out.copy_from_slice(&whole[..out.len()]);
+                is_right
+            }
+        };
+        if !is_right {
             return Err(SessionFault::Corrupt(format!(
                 "parity chunk {stripe} does not have its fingerprint"
             )));
@@ -591,17 +604,21 @@ impl BlockSink for ParitySink {
         let longest = difference.len().max(longest);
         // Of a longer step before nothing may stay.
         let length = stripe_bytes(self.chunk, self.lane_length, stripe).min(longest);
-        let memory = self.memory.take(length);
-        let mut memory = memory.map_err(|error| SessionFault::NoRoom(chain(&error)))?;
-        let bytes = &mut memory.bytes_mut()[..length];
         let both = length.min(difference.len());
-        bytes[..both].copy_from_slice(&difference[..both]);
-        bytes[both..].fill(0);
-        if let Some(old) = old {
-            let both = length.min(old.length);
-            engine().xor(&mut bytes[..both], &old.bytes()[..both]);
-        }
+        let merged = old.map(|old| {
+            let mut merged = vec![0; length];
+            let kept = length.min(old.length);
+            if let Err(error) = old.read(&mut merged[..kept]) {
+                // The check below finds it.
+                tracing::warn!(stripe, error = chain(&error), "memory of parity has failed");
+            }
+            engine().xor(&mut merged[..both], &difference[..both]);
+            merged
+        });
+        let bytes = merged.as_deref().unwrap_or(&difference[..both]);
         let print = self.check.bytes(stripe, bytes)?;
+        let memory = self.memory.put(bytes);
+        let memory = memory.map_err(|error| SessionFault::NoRoom(chain(&error)))?;
         let block = Arc::new(ParityBlock {
             memory,
             length,

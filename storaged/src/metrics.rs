@@ -222,7 +222,7 @@ metrics! {
     memory_unheld: Gauge, "memory_unheld",
         "Slots and segments of parity that whoever keeps memory for the next daemon did not take";
     memory_pages_lost: Gauge, "memory_pages_lost",
-        "Pages of slots and parity that the system could not give when this daemon read them";
+        "Pages of slots and chunks of parity that the system could not give when this daemon read them";
     memory_budget_bytes: Gauge, "memory_budget_bytes",
         "Bytes that these may take";
     memory_spare_bytes: Gauge, "memory_spare_bytes",

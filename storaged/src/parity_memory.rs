@@ -1,8 +1,8 @@
 //! The memory of parity chunks: cells of segments, whose descriptors are handed to whoever keeps them for the next
 //! daemon before a cell is used. There is a class of cells for each power of two; a segment has cells of one class.
 //!
-//! Cells of chunks that are dropped stay for those that come next. Every step drops a set as large as the one it makes;
-//! memory fresh from the system would cost the codec's threads a page fault for every 4 KiB of it. A set has chunks of two
+//! Cells of chunks that are dropped stay for those that come next. Every step drops a set as large as the one it makes, and
+//! to give memory back and take it again costs the codec's threads what the copy does. A set has chunks of two
 //! sizes, whole ones and the last; each class is kept for itself, or a small one on top would hide the large ones, and
 //! each step would add to what is kept until the budget is full of it.
 //!
@@ -10,12 +10,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use storaged_arena::{CELL_BYTES_MIN, Cell, ReservedCell, Segment, SegmentError};
-use storaged_codec::Fingerprint;
+use storaged_arena::{CELL_BYTES_MIN, Cell, Segment, SegmentError};
+use storaged_codec::{Fingerprint, fingerprint};
 use thiserror::Error;
 
 use crate::keep::{CellName, Handover, KeptName};
@@ -49,6 +49,8 @@ pub(crate) struct ParityMemory {
     cells: Mutex<Cells>,
     /// Held by whoever makes a segment, so that two do not make one each for a cell each.
     growing: Mutex<()>,
+    /// Cells whose bytes the system could not give.
+    lost: AtomicU64,
     /// The daemon ends: what is dropped from now on is left to the next one.
     is_leaving: AtomicBool,
 }
@@ -58,7 +60,7 @@ struct Cells {
     segments: BTreeMap<u32, Arc<Segment>>,
     /// Numbers are never used twice, or a table that was made before would name another segment.
     next: u32,
-    /// Populated cells by class; of each, the last one given is taken first.
+    /// Cells with memory by class; of each, the last one given is taken first.
     spare: BTreeMap<usize, Vec<SpareCell>>,
     bytes: u64,
     bytes_max: u64,
@@ -83,12 +85,14 @@ struct SpareCell {
     given_at: Instant,
 }
 
-/// A cell in use. Dropped, it is spare.
+/// A cell in use, with bytes that do not change any more. Dropped, it is spare.
 #[derive(Debug)]
 pub(crate) struct HeldCell {
     /// None only while it is dropped.
     placed: Option<PlacedCell>,
     home: Arc<ParityMemory>,
+    /// The system could not give its bytes: its memory must not be used again.
+    has_failed: AtomicBool,
 }
 
 impl HeldCell {
@@ -97,15 +101,19 @@ impl HeldCell {
         home.hold(PlacedCell { segment, cell })
     }
 
-    /// All its bytes; it may have more than were asked for, and in them whatever was there before.
-    pub fn bytes(&self) -> &[u8] {
-        self.placed.as_ref().map_or(&[], |it| it.cell.bytes())
-    }
-
-    /// The same, to be changed.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        let placed = self.placed.as_mut();
-        placed.map_or(&mut [], |it| it.cell.bytes_mut())
+    /// Copies its first bytes out. It may have more than were put there, and in them whatever was there before.
+    ///
+    /// # Errors
+    /// [`SegmentError`] if it has not so many, or its memory has failed.
+    pub fn read(&self, out: &mut [u8]) -> Result<(), SegmentError> {
+        let Some(placed) = &self.placed else {
+            return Ok(());
+        };
+        let read = placed.cell.read(out);
+        if read.is_err() && !self.has_failed.swap(true, Relaxed) {
+            self.home.lost.fetch_add(1, Relaxed);
+        }
+        read
     }
 
     /// Where the next daemon finds it.
@@ -120,8 +128,10 @@ impl HeldCell {
 
 impl Drop for HeldCell {
     fn drop(&mut self) {
-        if let Some(placed) = self.placed.take() {
-            self.home.give(placed);
+        match self.placed.take() {
+            Some(placed) if *self.has_failed.get_mut() => self.home.free(vec![placed]),
+            Some(placed) => self.home.give(placed),
+            None => {}
         }
     }
 }
@@ -138,9 +148,17 @@ pub(crate) struct ParityBlock {
 }
 
 impl ParityBlock {
-    /// The chunk.
-    pub fn bytes(&self) -> &[u8] {
-        &self.memory.bytes()[..self.length]
+    /// The chunk, into memory of its length.
+    ///
+    /// # Errors
+    /// [`SegmentError`] if its memory has failed.
+    pub fn read(&self, out: &mut [u8]) -> Result<(), SegmentError> {
+        self.memory.read(out)
+    }
+
+    /// Copies the chunk out; false if it does not have its fingerprint any more. The copy is what is compared.
+    pub fn is_read(&self, out: &mut [u8]) -> bool {
+        self.read(out).is_ok() && fingerprint(out) == self.print
     }
 }
 
@@ -157,50 +175,51 @@ impl ParityMemory {
                 bytes_max: 0,
             }),
             growing: Mutex::new(()),
+            lost: AtomicU64::new(0),
             is_leaving: AtomicBool::new(false),
         }
     }
 
-    /// Memory for at least so many bytes; what is in it means nothing.
+    /// Keeps these bytes.
     ///
     /// # Errors
-    /// [`ParityMemoryError`] if there is none.
-    pub fn take(self: &Arc<Self>, bytes: usize) -> Result<HeldCell, ParityMemoryError> {
-        let class = class_of(bytes);
-        if let Some(placed) = self.locked().take(class) {
-            return Ok(self.hold(placed));
-        }
-        match self.take_fresh(class) {
-            // Spare cells of other classes have memory.
-            Err(ParityMemoryError::Segment(_)) if self.bytes() > 0 => {
+    /// [`ParityMemoryError`] if there is no memory for them.
+    pub fn put(self: &Arc<Self>, bytes: &[u8]) -> Result<HeldCell, ParityMemoryError> {
+        let had_spare = self.bytes() > 0;
+        match self.put_once(bytes) {
+            // Spare cells of other classes have memory; and the one that was taken may have some that has failed.
+            Err(ParityMemoryError::Segment(_)) if had_spare => {
                 let spare = self.locked().shrink_to(0);
                 self.free(spare);
-                self.take_fresh(class)
+                self.put_once(bytes)
             }
-            taken => taken,
+            put => put,
         }
     }
 
-    fn take_fresh(self: &Arc<Self>, class: usize) -> Result<HeldCell, ParityMemoryError> {
-        let (segment, reserved) = self.reserve(class)?;
-        match reserved.populate() {
-            Ok(cell) => Ok(self.hold(PlacedCell { segment, cell })),
-            Err(error) => {
-                self.forget_empty([segment].into());
-                Err(error.into())
-            }
+    fn put_once(self: &Arc<Self>, bytes: &[u8]) -> Result<HeldCell, ParityMemoryError> {
+        let class = class_of(bytes.len());
+        let spare = self.locked().take(class);
+        let mut placed = match spare {
+            Some(placed) => placed,
+            None => self.take_fresh(class)?,
+        };
+        if let Err(error) = placed.cell.write(bytes) {
+            self.free(vec![placed]);
+            return Err(error.into());
         }
+        Ok(self.hold(placed))
     }
 
-    fn reserve(&self, class: usize) -> Result<(u32, ReservedCell), ParityMemoryError> {
-        if let Some(reserved) = self.locked().reserve(class) {
-            return Ok(reserved);
+    fn take_fresh(&self, class: usize) -> Result<PlacedCell, ParityMemoryError> {
+        if let Some(taken) = self.locked().take_fresh(class) {
+            return Ok(taken);
         }
         let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         let (number, of_class) = {
             let mut cells = self.locked();
-            if let Some(reserved) = cells.reserve(class) {
-                return Ok(reserved);
+            if let Some(taken) = cells.take_fresh(class) {
+                return Ok(taken);
             }
             let number = cells.next;
             cells.next = number.checked_add(1).ok_or(ParityMemoryError::Numbers)?;
@@ -210,26 +229,27 @@ impl ParityMemory {
         self.handover.hand(kept(number), segment.as_fd());
         let mut cells = self.locked();
         cells.segments.insert(number, segment);
-        cells.reserve(class).ok_or(ParityMemoryError::Numbers)
+        cells.take_fresh(class).ok_or(ParityMemoryError::Numbers)
     }
 
     fn hold(self: &Arc<Self>, placed: PlacedCell) -> HeldCell {
         HeldCell {
             placed: Some(placed),
             home: self.clone(),
+            has_failed: AtomicBool::new(false),
         }
     }
 
     /// Keeps memory as spare, if there is room for it.
     fn give(&self, placed: PlacedCell) {
-        if self.is_leaving.load(Ordering::Relaxed) {
+        if self.is_leaving.load(Relaxed) {
             placed.cell.leave();
             return;
         }
         let class = placed.bytes();
         let mut cells = self.locked();
         let bytes = cells.bytes + class as u64;
-        if bytes <= cells.bytes_max && !placed.cell.segment().has_lost_pages() {
+        if bytes <= cells.bytes_max {
             let given_at = Instant::now();
             let spare = SpareCell { placed, given_at };
             cells.spare.entry(class).or_default().push(spare);
@@ -260,9 +280,14 @@ impl ParityMemory {
         self.locked().bytes
     }
 
+    /// Chunks whose memory has failed.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Relaxed)
+    }
+
     /// What is dropped from now on keeps its bytes: the next daemon has the descriptors, and goes on with them.
     pub fn leave(&self) {
-        self.is_leaving.store(true, Ordering::Relaxed);
+        self.is_leaving.store(true, Relaxed);
     }
 
     /// Gives new segments numbers above this one.
@@ -332,10 +357,13 @@ impl Cells {
     }
 
     /// A free cell without memory, of the newest segment that has one: older ones are more often full.
-    fn reserve(&self, class: usize) -> Option<(u32, ReservedCell)> {
-        let mut free = self
-            .of_class(class)
-            .filter_map(|(number, segment)| Some((*number, segment.reserve()?)));
+    fn take_fresh(&self, class: usize) -> Option<PlacedCell> {
+        let mut free = self.of_class(class).filter_map(|(number, segment)| {
+            Some(PlacedCell {
+                segment: *number,
+                cell: segment.take()?,
+            })
+        });
         free.next()
     }
 
@@ -384,19 +412,25 @@ mod tests {
         )))))
     }
 
+    fn put(memory: &Arc<ParityMemory>, bytes: usize) -> HeldCell {
+        memory.put(&vec![7; bytes]).unwrap()
+    }
+
     #[test]
     fn memory_comes_back_and_is_used_again() {
         let spare = memory();
         spare.at_most(1 << 20);
-        let mut cell = spare.take(1000).unwrap();
-        cell.bytes_mut()[..1000].fill(7);
-        let (at, bytes) = (cell.bytes().as_ptr(), cell.bytes().len() as u64);
+        let cell = spare.put(&[7; 1000]).unwrap();
+        let at = cell.name();
         drop(cell);
-        assert_eq!(spare.bytes(), bytes);
-        let again = spare.take(900).unwrap();
-        assert_eq!((again.bytes().as_ptr(), spare.bytes()), (at, 0));
+        assert_eq!(spare.bytes(), 4096);
+        let again = spare.put(&[8; 900]).unwrap();
+        assert_eq!((again.name(), spare.bytes()), (at, 0));
+        let mut bytes = [0; 1000];
+        again.read(&mut bytes).unwrap();
+        assert_eq!((bytes[..900].iter().max(), bytes[900]), (Some(&8), 7));
         drop(again);
-        assert!(spare.take(5000).unwrap().bytes().len() >= 5000);
+        assert_ne!(spare.put(&[9; 5000]).unwrap().name().segment, at.segment);
     }
 
     #[test]
@@ -404,7 +438,7 @@ mod tests {
         let spare = memory();
         spare.at_most(1 << 30);
         for _ in 0..100 {
-            let set = [262_144, 262_144, 12_297].map(|bytes| spare.take(bytes).unwrap());
+            let set = [262_144, 262_144, 12_297].map(|bytes| put(&spare, bytes));
             set.into_iter().for_each(drop);
         }
         let set = 2 * 262_144 + 12_297;
@@ -415,10 +449,10 @@ mod tests {
     fn sizes_that_nobody_wants_any_more_go() {
         let spare = memory();
         spare.at_most(1 << 30);
-        drop(spare.take(100_000).unwrap());
-        let small = spare.take(10_000).unwrap();
-        assert!(small.bytes().len() < 100_000, "not for so little");
-        drop(small);
+        drop(put(&spare, 100_000));
+        let kept = spare.bytes();
+        drop(put(&spare, 10_000));
+        assert!(spare.bytes() > kept, "not for so little");
         spare.rest(Instant::now() + 2 * KEPT_FOR);
         assert_eq!(spare.bytes(), 0);
     }
@@ -426,10 +460,10 @@ mod tests {
     #[test]
     fn no_more_is_held_than_there_is_room_for() {
         let spare = memory();
-        drop(spare.take(4096).unwrap());
+        drop(put(&spare, 4096));
         assert_eq!(spare.bytes(), 0);
         spare.at_most(4 * 4096 + 50);
-        let cells: Vec<HeldCell> = (0..6).map(|_| spare.take(4096).unwrap()).collect();
+        let cells: Vec<HeldCell> = (0..6).map(|_| put(&spare, 4096)).collect();
         drop(cells);
         assert_eq!(spare.bytes(), 4 * 4096);
         spare.at_most(2 * 4096 + 50);
@@ -444,11 +478,11 @@ mod tests {
     fn a_segment_is_kept_by_another_as_long_as_a_cell_has_an_owner() {
         let store = Arc::new(RecordingStore::default());
         let memory = Arc::new(ParityMemory::new(Arc::new(Handover::new(store.clone()))));
-        let (first, second) = (memory.take(4096).unwrap(), memory.take(5000).unwrap());
+        let (first, second) = (put(&memory, 4096), put(&memory, 5000));
         assert_eq!(store.names(), [kept(0), kept(1)]);
         drop(first);
         assert_eq!(store.names(), [kept(1)]);
-        let third = memory.take(4096).unwrap();
+        let third = put(&memory, 4096);
         assert_eq!(
             store.names(),
             [kept(1), kept(2)],
@@ -460,7 +494,7 @@ mod tests {
         assert_eq!(store.names(), [kept(1), kept(2)], "spare cells are owned");
         memory.at_most(0);
         assert_eq!(store.names(), []);
-        assert_eq!(memory.take(1).unwrap().name().segment, 10);
+        assert_eq!(put(&memory, 1).name().segment, 10);
     }
 
     #[test]

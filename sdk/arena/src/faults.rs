@@ -3,8 +3,8 @@
 //! Who touches a page whose memory has failed, or that the system cannot read back from swap, is sent a SIGBUS, and its
 //! default is the end of the process. A daemon would lose a node's RAM to one bad page, and again after each restart, since
 //! it reads the same page again. So ranges of addresses are watched: the handler puts a page of zeros in the place of one
-//! that failed, for this process alone, and counts it. That the zeros are no bytes of anybody's is for the reader to see:
-//! by the count, or by the fingerprint that it compares anyway.
+//! that failed, for this process alone, and counts it. That the zeros are no bytes of anybody's is for the reader to see,
+//! by the count.
 //!
 //! Two threads that touch a page at the same time may count it twice.
 //!
@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use libc::{c_int, c_void, sigaction, siginfo_t};
 use rustix::param::page_size;
 
-/// Ranges that can be watched at a time. A node has one for each slot and some hundred segments; what finds no place is not watched,
-/// and who asked must do without.
+/// Ranges that can be watched at a time. A node has one for each slot; what finds no place is not watched, and who asked must do
+/// without.
 const RANGES_MAX: usize = 8192;
 /// The start of a range that nobody watches.
 const FREE: usize = 0;
@@ -94,7 +94,7 @@ impl Drop for Watched {
     }
 }
 
-/// Has this process go on when a page fails in memory of its slots' views and segments; for a daemon, not for a library in somebody else's
+/// Has this process go on when a page fails in memory of its slots' views; for a daemon, not for a library in somebody else's
 /// process. Mappings that were made before are not watched. A SIGBUS from anywhere else does what it did before.
 ///
 /// # Errors
@@ -214,7 +214,7 @@ mod tests {
         let file = rustix::fs::memfd_create("pages", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, bytes as u64).unwrap();
         assert_eq!(rustix::io::pwrite(&file, &vec![1; bytes], 0), Ok(bytes));
-        let mapping = Mapping::of(file.as_fd(), bytes).unwrap();
+        let mapping = Mapping::to_read(file.as_fd(), bytes).unwrap();
         (file, mapping)
     }
 

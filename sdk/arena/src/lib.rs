@@ -4,8 +4,7 @@
 //! A slot is a memfd that the daemon makes, preallocates and seals against growing and shrinking. The trainer maps
 //! it once and copies into it (`memory` says how it does so the first time); the daemon copies it into private blocks, from a mapping of its own (`view`) or with
 //! `pread`. Neither side ever makes a Rust reference to shared bytes, because the other process may write them at any time; and a page that fails under
-//! a daemon's mapping does not end it (`faults`). The cells of a segment are not
-//! shared: `segment` says what makes references to them sound.
+//! a daemon's mapping does not end it (`faults`). The cells of a segment are not shared, and not mapped: `segment` says why.
 
 mod datagram;
 mod faults;
@@ -28,5 +27,5 @@ pub use passing::{
     recv_frame, recv_frame_waiting, send_frame, send_frame_waiting,
 };
 pub use private::{AlignedBytes, DIRECT_ALIGNMENT, IdleMemory, take_idle_memory};
-pub use segment::{CELL_BYTES_MIN, Cell, ReservedCell, Segment, SegmentError};
+pub use segment::{CELL_BYTES_MIN, Cell, Segment, SegmentError};
 pub use slot::{Slot, SlotError};

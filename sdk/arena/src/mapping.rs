@@ -1,5 +1,4 @@
-//! A mapping of a slot: where a trainer's bytes go, with one copy. That of a segment is made here too, and the one from which a
-//! daemon reads a slot.
+//! A mapping of a slot: where a trainer's bytes go, with one copy. The one from which a daemon reads a slot is made here too.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -11,7 +10,7 @@ use crate::slot::{Slot, SlotError, check_within};
 /// Page tables of so many bytes are dropped at once: some milliseconds.
 const UNMAPPED_AT_ONCE_BYTES: usize = 32 << 20;
 
-/// A shared, writable mapping of a whole slot, or of a segment's cells.
+/// A shared mapping of a whole slot.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
@@ -21,9 +20,8 @@ pub struct Mapping {
 // SAFETY: the mapping is plain memory owned by this value; it is only reached through raw copies that check their
 // range, and the pointer stays valid until drop on whichever thread that happens.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; two threads that copy into the same range race on bytes, never on Rust values: of a slot no reference
-// to the mapped bytes is ever made. A segment, which nobody else maps, never copies in; its cells see to it that
-// references to them are exclusive.
+// SAFETY: as above; two threads that copy into the same range race on bytes, never on Rust values: no reference to the mapped bytes
+// is ever made.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -36,33 +34,17 @@ impl Mapping {
         Self::map(slot.as_fd(), length, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    /// Maps the first `length` bytes of a file, whose size is sealed and no smaller than that, for a daemon. Its core dumps do not have them.
-    pub(crate) fn of(file: BorrowedFd<'_>, length: usize) -> Result<Self, SlotError> {
-        Self::of_daemon(file, length, ProtFlags::READ | ProtFlags::WRITE)
-    }
-
-    /// The same, to be read alone.
+    /// Maps the first `length` bytes of a file, whose size is sealed and no smaller than that, for a daemon to read. Its core dumps do not
+    /// have them.
     pub(crate) fn to_read(file: BorrowedFd<'_>, length: usize) -> Result<Self, SlotError> {
-        Self::of_daemon(file, length, ProtFlags::READ)
-    }
-
-    fn of_daemon(
-        file: BorrowedFd<'_>,
-        length: usize,
-        access: ProtFlags,
-    ) -> Result<Self, SlotError> {
-        let mapping = Self::map(file, length, access)?;
-        mapping.keep_out_of_dumps(0, length);
-        Ok(mapping)
-    }
-
-    fn keep_out_of_dumps(&self, offset: usize, length: usize) {
-        // SAFETY: it is a part of a mapping of this value's own, and what is dumped of it changes no byte.
+        let mapping = Self::map(file, length, ProtFlags::READ)?;
+        // SAFETY: it is a mapping of this value's own, and what is dumped of it changes no byte.
         let kept_out = unsafe {
-            let start = self.start().add(offset).cast();
+            let start = mapping.start().cast();
             rustix::mm::madvise(start, length, Advice::LinuxDontDump)
         };
         debug_assert!(kept_out.is_ok(), "one's own mapping can be kept out");
+        Ok(mapping)
     }
 
     /// Fills page tables from `offset` (a multiple of the page size) on, up to the end of the mapping, and clears pages that have no bytes
@@ -105,23 +87,6 @@ impl Mapping {
             source: std::io::ErrorKind::OutOfMemory.into(),
         })?;
         Ok(Self { start, length })
-    }
-
-    /// Maps a part of the file (from the start of a page to the start of another one) again, where something else may have taken its place.
-    pub(crate) fn map_again(&self, file: BorrowedFd<'_>, offset: usize, length: usize) {
-        if self.check(offset, length).is_err() {
-            return;
-        }
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: the range lies in the mapping, as was just checked, and nobody has references to its bytes: who calls this is about to
-        // have the only ones.
-        let mapped = unsafe {
-            let start = self.start().add(offset).cast();
-            rustix::mm::mmap(start, length, access, flags, file, offset as u64)
-        };
-        debug_assert!(mapped.is_ok(), "what is mapped can be mapped again");
-        self.keep_out_of_dumps(offset, length);
     }
 
     /// Bytes.

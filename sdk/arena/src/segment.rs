@@ -1,15 +1,14 @@
-//! A segment: a memfd of equal cells, the private memory of one daemon. Its descriptor is kept by another process, which
-//! never maps it, so that the next daemon can go on with the bytes.
+//! A segment: a memfd of equal cells, the private memory of one daemon. Its descriptor is kept by another process, so that the next
+//! daemon can go on with the bytes.
 //!
-//! The file is sparse. A cell has pages from when it is populated until it is dropped. Unlike a slot, a segment is memory
-//! that one process alone has mapped, once; that is why a cell may give references to its bytes. Three things see to it:
-//! a list of the files that are open here refuses a second mapping in this process, a record lock on the file refuses one
-//! by another daemon, and a bit per cell refuses a second owner of a cell. A process that has the descriptor and neither
-//! takes the lock nor is a daemon (the keeper) must leave the bytes alone.
+//! The file is sparse. A cell has pages for what was written to it, until it is dropped. Nobody maps it: cells are read and written
+//! through the file. A process that is killed closes nothing before its mappings are gone, which for hundreds of GB takes many seconds, and
+//! the next daemon would wait for that; and a page that fails is an error of a read here, no signal.
+//!
+//! A segment is one daemon's: a list of the files that are open here refuses to open one twice in this process, a record lock on the file
+//! keeps off another daemon, and a bit per cell a second owner of a cell. Whoever else has the descriptor (the keeper) must leave the bytes alone.
 //!
 //! A page behind the cells says what they are (see `HEAD`), so a descriptor suffices to open a segment again.
-
-mod left;
 
 use std::io;
 use std::ops::Range;
@@ -20,11 +19,6 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use thiserror::Error;
-
-use crate::faults::Watched;
-use crate::mapping::Mapping;
-use crate::slot::SlotError;
-use left::LeftCells;
 
 /// The smallest cell: a page.
 pub const CELL_BYTES_MIN: usize = 4096;
@@ -57,9 +51,6 @@ pub enum SegmentError {
         #[source]
         source: io::Error,
     },
-    /// It could not be mapped.
-    #[error(transparent)]
-    Mapping(#[from] SlotError),
     /// Cells must be of a size that a power of two of pages has, and there must be some.
     #[error("expected cells of a power of two of at least 4096 bytes, got {cells} of {cell_bytes}")]
     CellSize { cell_bytes: usize, cells: u32 },
@@ -75,6 +66,16 @@ pub enum SegmentError {
     /// The cell has an owner.
     #[error("cell {0} is taken")]
     Taken(u32),
+    /// More than a cell has.
+    #[error("expected at most {cell_bytes} bytes in a cell, got {bytes}")]
+    TooLong { cell_bytes: usize, bytes: usize },
+    /// The file ends before the cell does.
+    #[error("expected {expected} bytes of cell {cell}, got {got}")]
+    Short {
+        cell: u32,
+        expected: usize,
+        got: usize,
+    },
 }
 
 fn system(what: &'static str) -> impl FnOnce(Errno) -> SegmentError {
@@ -141,7 +142,6 @@ impl Drop for OpenFile {
 #[derive(Debug)]
 struct Owned {
     bits: Vec<u64>,
-    left: LeftCells,
     count: u32,
     /// No cell below this one is free.
     free_from: u32,
@@ -176,10 +176,6 @@ impl Owned {
 /// A memfd of equal cells.
 #[derive(Debug)]
 pub struct Segment {
-    // A cell with a page that failed has zeros there, which who knows its bytes' fingerprint sees.
-    watched: Option<Watched>,
-    // Unmapped before the file is let go of: another mapping may be made from then on.
-    mapping: Mapping,
     file: OpenFile,
     cell_bytes: usize,
     cells: u32,
@@ -190,8 +186,7 @@ impl Segment {
     /// Makes a segment without any memory yet.
     ///
     /// # Errors
-    /// [`SegmentError::CellSize`] if there cannot be such cells, [`SegmentError::System`] if there is no descriptor or no
-    /// address space.
+    /// [`SegmentError::CellSize`] if there cannot be such cells, [`SegmentError::System`] if there is no descriptor.
     pub fn create(cell_bytes: usize, cells: u32) -> Result<Arc<Self>, SegmentError> {
         check_cells(cell_bytes, cells)?;
         let cells_end = cell_bytes as u64 * u64::from(cells);
@@ -238,11 +233,7 @@ impl Segment {
         let cells = u32::try_from(cells_end / u64::from(cell_bytes));
         let cells = cells.map_err(|_| SegmentError::NoSegment)?;
         check_cells(cell_bytes as usize, cells)?;
-        let segment = Self::open(fd, cell_bytes as usize, cells, until)?;
-        // Nobody else changes it any more.
-        let left = LeftCells::of(&segment.file.fd, segment.cell_bytes, cells)?;
-        locked(&segment.owned).left = left;
-        Ok(segment)
+        Self::open(fd, cell_bytes as usize, cells, until)
     }
 
     fn open(
@@ -252,21 +243,16 @@ impl Segment {
         until: Instant,
     ) -> Result<Arc<Self>, SegmentError> {
         let file = OpenFile::claim(fd, until)?;
-        let mapping = Mapping::of(file.fd.as_fd(), cell_bytes * cells as usize)?;
-        let watched = Watched::new(mapping.start(), mapping.length());
         let mut bits = vec![0; cells.div_ceil(64) as usize];
         if let (Some(last), 1..) = (bits.last_mut(), cells % 64) {
             *last = u64::MAX << (cells % 64);
         }
         let owned = Mutex::new(Owned {
             bits,
-            left: LeftCells::default(),
             count: 0,
             free_from: 0,
         });
         Ok(Arc::new(Self {
-            watched,
-            mapping,
             file,
             cell_bytes,
             cells,
@@ -284,36 +270,23 @@ impl Segment {
         self.cells
     }
 
-    /// Whether pages of it have failed. Their cells must not be used again before they have been given back.
-    pub fn has_lost_pages(&self) -> bool {
-        let watched = self.watched.as_ref();
-        watched.is_some_and(|watched| watched.pages_lost() > 0)
-    }
-
     /// How many have an owner.
     pub fn owned(&self) -> u32 {
         locked(&self.owned).count
     }
 
-    /// Takes the lowest free cell, without memory yet. None if all have owners.
-    pub fn reserve(self: &Arc<Self>) -> Option<ReservedCell> {
+    /// Takes the lowest free cell; it has no memory until it is written. None if all have owners.
+    pub fn take(self: &Arc<Self>) -> Option<Cell> {
         let mut owned = locked(&self.owned);
         let cell = owned.lowest_free()?;
         owned.add(cell);
-        owned.left.take(cell);
-        drop(owned);
-        Some(ReservedCell(Place {
-            segment: self.clone(),
-            cell,
-            at_end: AtEnd::Free,
-        }))
+        Some(self.owned_cell(cell))
     }
 
     /// Takes this cell with the bytes that an earlier process left in it.
     ///
     /// # Errors
-    /// [`SegmentError::Outside`] and [`SegmentError::Taken`] if it cannot be had, [`SegmentError::System`] if it lacks
-    /// memory and there is none.
+    /// [`SegmentError::Outside`] and [`SegmentError::Taken`] if it cannot be had.
     pub fn adopt(self: &Arc<Self>, cell: u32) -> Result<Cell, SegmentError> {
         let cells = self.cells;
         if cell >= cells {
@@ -324,19 +297,15 @@ impl Segment {
             return Err(SegmentError::Taken(cell));
         }
         owned.add(cell);
-        let has_memory = owned.left.take(cell);
-        drop(owned);
-        let mut place = Place {
+        Ok(self.owned_cell(cell))
+    }
+
+    fn owned_cell(self: &Arc<Self>, number: u32) -> Cell {
+        Cell {
             segment: self.clone(),
-            cell,
-            at_end: AtEnd::Leave,
-        };
-        // Bytes that are there stay. A cell that lacks some would else be the end of whoever reads it without memory left.
-        if !has_memory {
-            place.allocate()?;
+            number,
+            at_end: AtEnd::Free,
         }
-        place.at_end = AtEnd::Free;
-        Ok(Cell(place))
     }
 
     /// Gives the memory of all cells without an owner back to the system, after those that have one were adopted.
@@ -362,11 +331,6 @@ impl Segment {
         if start < end {
             let freed = rustix::fs::fallocate(&self.file.fd, flags, start, end - start);
             debug_assert!(freed.is_ok(), "one's own memory can be given back");
-            if self.has_lost_pages() {
-                // Where the zeros are, the next owner's bytes would be this process's alone, and lost with it.
-                let (at, bytes) = (start as usize, (end - start) as usize);
-                self.mapping.map_again(self.file.fd.as_fd(), at, bytes);
-            }
         }
     }
 }
@@ -386,14 +350,6 @@ fn check_cells(cell_bytes: usize, cells: u32) -> Result<(), SegmentError> {
     }
 }
 
-/// A cell that has this value for its owner: there is one per cell and segment. Dropped, it gives the memory back.
-#[derive(Debug)]
-struct Place {
-    segment: Arc<Segment>,
-    cell: u32,
-    at_end: AtEnd,
-}
-
 /// What becomes of the bytes of a cell that loses its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AtEnd {
@@ -401,94 +357,87 @@ enum AtEnd {
     Leave,
 }
 
-impl Place {
-    fn start(&self) -> usize {
-        self.segment.offset(self.cell) as usize
-    }
-
-    fn allocate(&self) -> Result<(), SegmentError> {
-        let segment = &self.segment;
-        let (fd, bytes) = (&segment.file.fd, segment.cell_bytes as u64);
-        let flags = FallocateFlags::empty();
-        let done = rustix::fs::fallocate(fd, flags, segment.offset(self.cell), bytes);
-        done.map_err(system("fallocate"))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if self.at_end == AtEnd::Free {
-            // The memory first: once the bit is clear, the cell may have another owner.
-            self.segment.punch(self.cell..self.cell + 1);
-        }
-        locked(&self.segment.owned).remove(self.cell);
-    }
-}
-
-/// A cell without memory.
+/// Memory of its owner alone: there is one value per cell and segment. Dropped, it gives its memory back to the system, and the cell to its segment.
 #[derive(Debug)]
-pub struct ReservedCell(Place);
-
-impl ReservedCell {
-    /// Gives it memory and fills its page tables, so that no write meets a page fault.
-    ///
-    /// # Errors
-    /// [`SegmentError::System`] if there is no memory.
-    pub fn populate(self) -> Result<Cell, SegmentError> {
-        self.0.allocate()?;
-        let bytes = self.0.segment.cell_bytes;
-        self.0.segment.mapping.fill(self.0.start(), bytes);
-        Ok(Cell(self.0))
-    }
+pub struct Cell {
+    segment: Arc<Segment>,
+    number: u32,
+    at_end: AtEnd,
 }
-
-/// Memory of its owner alone. Dropped, it goes back to the system, and the cell to its segment.
-#[derive(Debug)]
-pub struct Cell(Place);
 
 impl Cell {
     /// Its segment.
     pub fn segment(&self) -> &Arc<Segment> {
-        &self.0.segment
+        &self.segment
     }
 
     /// Its number there.
     pub fn number(&self) -> u32 {
-        self.0.cell
+        self.number
     }
 
-    /// Its bytes.
-    pub fn bytes(&self) -> &[u8] {
-        let bytes = self.0.segment.cell_bytes;
-        // SAFETY: the range lies in the mapping, since cells below `cells` do, and the mapping lives as long as the
-        // segment, which this value keeps. The file's size is sealed and the cell's pages are allocated, so reading is
-        // no SIGBUS but where memory fails: zeros take the place of its bytes then, also below a reference that is there,
-        // which is why whoever puts bytes to use compares their fingerprint after he has them. The bytes are initialized:
-        // those of a file always are. Nobody writes them while the reference lives: the only `Cell` with this number is
-        // this one (the bit in `owned`; `Place` is neither Clone nor made for a bit that is set), it is borrowed, and
-        // `bytes_mut` borrows it mutably; holes are punched only for cells without an owner; this process has no other
-        // mapping of the file (`OPEN`) and uses no other descriptor of it, other daemons are kept off by the lock, and
-        // the keeper leaves it alone, as this module demands.
-        unsafe {
-            let start = self.0.segment.mapping.start().add(self.0.start());
-            std::slice::from_raw_parts(start, bytes)
+    /// Copies its first bytes out. Those that nobody has written are zeros, or a former owner's.
+    ///
+    /// # Errors
+    /// [`SegmentError::TooLong`] if it has not so many, [`SegmentError::System`] and [`SegmentError::Short`] if the system cannot give them
+    /// any more: memory has failed.
+    pub fn read(&self, out: &mut [u8]) -> Result<(), SegmentError> {
+        let start = self.start_of(out.len())?;
+        let mut done = 0;
+        while done < out.len() {
+            let at = start + done as u64;
+            let got = rustix::io::pread(self.segment.as_fd(), &mut out[done..], at);
+            let got = got.map_err(system("reading a cell"))?;
+            if got == 0 {
+                let (cell, expected) = (self.number, out.len());
+                return Err(SegmentError::Short {
+                    cell,
+                    expected,
+                    got: done,
+                });
+            }
+            done += got;
         }
+        Ok(())
     }
 
-    /// Its bytes, to be changed.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        let bytes = self.0.segment.cell_bytes;
-        // SAFETY: as in `bytes`; and since this value is borrowed mutably, no other reference to these bytes exists. Those
-        // of other cells are disjoint.
-        unsafe {
-            let start = self.0.segment.mapping.start().add(self.0.start());
-            std::slice::from_raw_parts_mut(start, bytes)
+    /// Makes these its first bytes.
+    ///
+    /// # Errors
+    /// [`SegmentError::TooLong`] if it has not so many, [`SegmentError::System`] if there is no memory, or it has failed; what is in the cell
+    /// then means nothing.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), SegmentError> {
+        let start = self.start_of(bytes.len())?;
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = start + done as u64;
+            let written = rustix::io::pwrite(self.segment.as_fd(), &bytes[done..], at);
+            done += written.map_err(system("writing a cell"))?;
         }
+        Ok(())
     }
 
     /// Ends the ownership and leaves the bytes where they are, for the next daemon, or for another try to adopt them.
     pub fn leave(mut self) {
-        self.0.at_end = AtEnd::Leave;
+        self.at_end = AtEnd::Leave;
+    }
+
+    fn start_of(&self, bytes: usize) -> Result<u64, SegmentError> {
+        let cell_bytes = self.segment.cell_bytes;
+        if bytes > cell_bytes {
+            return Err(SegmentError::TooLong { cell_bytes, bytes });
+        }
+        Ok(self.segment.offset(self.number))
+    }
+}
+
+impl Drop for Cell {
+    fn drop(&mut self) {
+        if self.at_end == AtEnd::Free {
+            // The memory first: once the bit is clear, the cell may have another owner.
+            self.segment.punch(self.number..self.number + 1);
+        }
+        locked(&self.segment.owned).remove(self.number);
     }
 }
 
@@ -497,7 +446,18 @@ mod tests {
     use super::*;
 
     fn take(segment: &Arc<Segment>) -> Cell {
-        segment.reserve().unwrap().populate().unwrap()
+        segment.take().unwrap()
+    }
+
+    fn fill(cell: &mut Cell, byte: u8) {
+        let bytes = vec![byte; cell.segment().cell_bytes()];
+        cell.write(&bytes).unwrap();
+    }
+
+    fn bytes(cell: &Cell) -> Vec<u8> {
+        let mut out = vec![1; cell.segment().cell_bytes()];
+        cell.read(&mut out).unwrap();
+        out
     }
 
     fn duplicate(segment: &Segment) -> OwnedFd {
@@ -514,12 +474,12 @@ mod tests {
         let segment = Segment::create(8192, 70).unwrap();
         let head = blocks(&segment);
         let mut cells: Vec<Cell> = (0..70).map(|_| take(&segment)).collect();
-        assert!(segment.reserve().is_none(), "all have owners");
+        assert!(segment.take().is_none(), "all have owners");
         for (byte, cell) in (0..).zip(&mut cells) {
-            cell.bytes_mut().fill(byte);
+            fill(cell, byte);
         }
         for (byte, cell) in (0..).zip(&cells) {
-            assert!(cell.bytes().iter().all(|it| *it == byte));
+            assert!(bytes(cell).iter().all(|it| *it == byte));
         }
         assert_eq!(blocks(&segment) - head, 70 * 16);
         let numbers: Vec<u32> = cells.drain(66..68).map(|cell| cell.number()).collect();
@@ -527,9 +487,9 @@ mod tests {
         assert_eq!((blocks(&segment) - head, segment.owned()), (68 * 16, 68));
         let again = take(&segment);
         assert_eq!(again.number(), 66);
-        assert!(again.bytes().iter().all(|it| *it == 0), "nothing of before");
+        assert!(bytes(&again).iter().all(|it| *it == 0), "nothing of before");
         drop(segment);
-        assert_eq!(again.bytes().len(), 8192, "a cell keeps its segment");
+        assert_eq!(bytes(&again).len(), 8192, "a cell keeps its segment");
     }
 
     #[test]
@@ -538,7 +498,7 @@ mod tests {
         let mut cells: Vec<Cell> = (0..3).map(|_| take(&segment)).collect();
         (1..)
             .zip(&mut cells)
-            .for_each(|(byte, cell)| cell.bytes_mut().fill(byte));
+            .for_each(|(byte, cell)| fill(cell, byte));
         let kept = duplicate(&segment);
         assert!(matches!(
             Segment::reopen(duplicate(&segment), Instant::now()),
@@ -549,7 +509,7 @@ mod tests {
         let segment = Segment::reopen(kept, Instant::now()).unwrap();
         assert_eq!((segment.cell_bytes(), segment.cells()), (4096, 100));
         let second = segment.adopt(1).unwrap();
-        assert_eq!(second.bytes(), [2; 4096]);
+        assert_eq!(bytes(&second), [2; 4096]);
         assert!(matches!(segment.adopt(1), Err(SegmentError::Taken(1))));
         assert!(matches!(
             segment.adopt(100),
@@ -557,61 +517,59 @@ mod tests {
         ));
         segment.free_rest();
         assert_eq!(blocks(&segment), 8 + 8, "one cell and the last page");
-        assert_eq!(second.bytes(), [2; 4096]);
+        assert_eq!(bytes(&second), [2; 4096]);
         drop(second);
         assert_eq!((segment.owned(), blocks(&segment)), (0, 8));
     }
 
-    /// Were one of them adopted without memory, its reader would be killed where there is none left.
     #[test]
-    fn adopted_cells_have_all_their_memory_whatever_was_left() {
-        let segment = Segment::create(16384, 70).unwrap();
-        let cells: Vec<Cell> = (0..70).map(|_| take(&segment)).collect();
-        let whole = blocks(&segment);
-        let kept = duplicate(&segment);
-        cells.into_iter().for_each(Cell::leave);
-        drop(segment);
-        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // The end of one, the middle of one, two whole ones, and the last.
-        for (start, length) in [
-            (12288, 4096),
-            (36864, 4096),
-            (16384 * 64, 32768),
-            (16384 * 69, 16384),
-        ] {
-            rustix::fs::fallocate(&kept, punch, start, length).unwrap();
+    fn a_cell_has_memory_for_what_was_written_and_no_bytes_beyond_its_own() {
+        let segment = Segment::create(16384, 2).unwrap();
+        let head = blocks(&segment);
+        let (mut first, mut second) = (take(&segment), take(&segment));
+        fill(&mut second, 9);
+        assert!(bytes(&first).iter().all(|it| *it == 0), "nothing written");
+        first.write(b"abc").unwrap();
+        assert_eq!(blocks(&segment) - head, 32 + 8, "one cell and a page");
+        let long = vec![0; 16385];
+        let refused = [first.write(&long), first.read(&mut long.clone())];
+        for refused in refused {
+            assert!(matches!(refused, Err(SegmentError::TooLong { .. })));
         }
-        let segment = Segment::reopen(kept, Instant::now()).unwrap();
-        assert!(blocks(&segment) < whole);
-        let cells: Vec<Cell> = (0..70).map(|cell| segment.adopt(cell).unwrap()).collect();
-        assert_eq!(blocks(&segment), whole);
-        drop(cells);
-        let again = segment.adopt(5).unwrap();
-        assert_eq!(blocks(&segment), 32 + 8, "one cell and the last page");
-        assert!(again.bytes().iter().all(|it| *it == 0));
+        assert_eq!(bytes(&first)[..4], *b"abc\0");
+        assert!(bytes(&second).iter().all(|it| *it == 9));
     }
 
     #[test]
-    fn a_cell_whose_memory_fails_has_zeros_there() {
-        crate::survive_memory_faults().unwrap();
+    fn memory_that_cannot_be_given_any_more_is_an_error() {
         let fd = rustix::fs::memfd_create("cells", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&fd, 16384).unwrap();
         let segment = Segment::open(fd, 8192, 2, Instant::now()).unwrap();
         let mut cells: Vec<Cell> = (0..2).map(|_| take(&segment)).collect();
-        cells.iter_mut().for_each(|cell| cell.bytes_mut().fill(7));
-        // What is behind the end of a file fails as bad memory does.
+        cells.iter_mut().for_each(|cell| fill(cell, 7));
         rustix::fs::ftruncate(segment.as_fd(), 12288).unwrap();
-        assert_eq!(cells[0].bytes(), [7; 8192]);
-        assert_eq!(cells[1].bytes()[..4096], [7; 4096]);
-        assert_eq!(cells[1].bytes()[4096..], [0; 4096]);
-        assert!(segment.has_lost_pages());
-        rustix::fs::ftruncate(segment.as_fd(), 16384).unwrap();
-        drop(cells);
-        let mut again = segment.adopt(1).unwrap();
-        again.bytes_mut().fill(8);
-        let mut kept = [0; 8192];
-        let read = rustix::io::pread(segment.as_fd(), &mut kept, 8192);
-        assert_eq!((read, kept), (Ok(8192), [8; 8192]), "the next daemon's too");
+        assert_eq!(bytes(&cells[0]), [7; 8192]);
+        let mut out = [0; 8192];
+        let read = cells[1].read(&mut out);
+        assert!(
+            matches!(read, Err(SegmentError::Short { got: 4096, .. })),
+            "{read:?}"
+        );
+    }
+
+    #[test]
+    fn memory_that_cannot_be_had_is_an_error() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create("cells", flags).unwrap();
+        rustix::fs::ftruncate(&fd, 8192).unwrap();
+        let segment = Segment::open(fd, 8192, 1, Instant::now()).unwrap();
+        let mut cell = take(&segment);
+        fill(&mut cell, 7);
+        rustix::fs::fcntl_add_seals(segment.as_fd(), SealFlags::WRITE).unwrap();
+        let refused = cell.write(&[8; 8192]);
+        assert!(matches!(refused, Err(SegmentError::System { .. })));
+        assert_eq!(bytes(&cell), [7; 8192]);
+        cell.leave();
     }
 
     #[test]

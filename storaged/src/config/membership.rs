@@ -108,7 +108,7 @@ impl RegistryConfig {
 }
 
 /// Longer than a daemon is away that is started again, which costs no repair then: 0.2 s below a keeper and 2 s by systemd with what it held, 5 s at
-/// most between two tries of one that cannot start, and before all that up to 0.15 s for each GiB of parity, whose mapping goes first.
+/// most between two tries of one that cannot start. And longer than a fabric needs to find another way.
 const fn replace_after() -> Span {
     Span::from_secs(15)
 }

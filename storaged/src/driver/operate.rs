@@ -168,10 +168,10 @@ impl Daemon {
         );
         self.show_scrub();
         metrics.observe_unheld(self.memory.missing_in_store());
-        let lost = storaged_arena::memory_pages_lost();
+        let lost = self.memory.lost();
         if metrics.observe_pages_lost(lost) {
             tracing::warn!(
-                pages = lost,
+                lost,
                 "memory of slots or parity has failed: the system could not give all of it, what is missing counts as rotten"
             );
         }

@@ -6,9 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::panic::resume_unwind;
-use std::sync::{Arc, Mutex};
-use std::thread;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use storaged_arena::{Cell, Segment, SegmentError, Slot, SlotError};
@@ -72,28 +70,6 @@ struct Claim {
     print: Fingerprint,
 }
 
-/// Does something with each of many descriptors: of a segment of many GB it takes tens of milliseconds to see what memory it has.
-fn on_all_cores<T: Send, R: Send>(all: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    let threads = cores.min(all.len());
-    let left = Mutex::new(all.into_iter());
-    let next = || locked(&left).next();
-    let one_after_the_other = || std::iter::from_fn(next).map(&work).collect::<Vec<R>>();
-    thread::scope(|scope| {
-        let threads: Vec<_> = (1..threads)
-            .map(|_| scope.spawn(one_after_the_other))
-            .collect();
-        let mut done = one_after_the_other();
-        for thread in threads {
-            match thread.join() {
-                Ok(more) => done.extend(more),
-                Err(panic) => resume_unwind(panic),
-            }
-        }
-        done
-    })
-}
-
 impl UnclaimedMemory {
     /// Claims those cells of a table that no set has. If one cannot be had, none is.
     fn claim(&self, table: &ParityTable) -> Result<BTreeMap<CellName, Claim>, AdoptError> {
@@ -150,7 +126,7 @@ impl Memory {
     /// go of. Slots and sets are there once they are claimed; call [`Memory::drop_unclaimed`] when all are that will be.
     pub fn adopt(&self, kept: Vec<(KeptName, OwnedFd)>) -> Vec<(KeptName, AdoptError)> {
         let until = Instant::now() + WAIT_MAX;
-        let adopt = |(name, fd): (KeptName, OwnedFd)| {
+        let refused_of = |(name, fd): (KeptName, OwnedFd)| {
             let taken = match name {
                 KeptName::Slot(id) => self.adopt_slot_memory(id, fd),
                 KeptName::Parity(number) => self.adopt_segment(number, fd, until),
@@ -158,7 +134,7 @@ impl Memory {
             };
             taken.err().map(|error| (name, error))
         };
-        let refused: Vec<_> = on_all_cores(kept, adopt).into_iter().flatten().collect();
+        let refused: Vec<_> = kept.into_iter().filter_map(refused_of).collect();
         for (name, _) in &refused {
             self.handover.let_go(*name);
         }

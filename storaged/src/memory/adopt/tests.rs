@@ -99,7 +99,10 @@ fn a_flipped_byte_is_found() {
     let mut kept = kept.filter(|(name, _)| *name == KeptName::Parity(place.segment.into()));
     let segment = Segment::reopen(kept.next().unwrap().1, Instant::now()).unwrap();
     let mut cell = segment.adopt(place.cell).unwrap();
-    cell.bytes_mut()[77] ^= 4;
+    let mut bytes = [0; 78];
+    cell.read(&mut bytes).unwrap();
+    bytes[77] ^= 4;
+    cell.write(&bytes).unwrap();
     cell.leave();
     drop(segment);
     let memory = Memory::new(before.store.clone());
