@@ -103,6 +103,8 @@ pub fn run(args: RunArgs) -> Result<ExitCode, CliError> {
         let code = keeper::keep(Program::of_this_process()?)?;
         return Ok(code.into());
     }
+    // Before there are threads: each goes by what holds when it begins.
+    let gives_back = heap::give_back_soon();
     // Before anything that takes time: by default SIGHUP ends a process, and whoever reloads all nodes does not know which have just started.
     let runtime = runtime()?;
     let hup = {
@@ -110,7 +112,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode, CliError> {
         signal(SignalKind::hangup()).map_err(io("listening for SIGHUP"))?
     };
     log::start(args.log_format);
-    if let Err(error) = heap::give_back_soon() {
+    if let Err(error) = gives_back {
         tracing::warn!(%error, "freed memory is given back late: the allocator could not start its thread");
     }
     if let Err(error) = storaged_arena::survive_memory_faults() {
@@ -141,9 +143,18 @@ fn io(what: &'static str) -> impl Fn(std::io::Error) -> CliError {
     move |source| CliError::Io { what, source }
 }
 
+/// Threads that wait for the kernel at once; more work waits its turn. A directory that hangs keeps 16 of them, and where the registry is one too
+/// it is 32. tokio's 512 came about where a job let go of 224 slots at once.
+const BLOCKING_THREADS_MAX: usize = 64;
+/// They are woken in turns, so that all of a burst stay as long as each has work once within this time, and each keeps its stack and the
+/// allocator's memory for it, 0.15 MiB: after such a burst the node's ordinary work kept all of them.
+const BLOCKING_THREADS_KEPT_FOR: Duration = Duration::from_secs(1);
+
 fn runtime() -> Result<Runtime, CliError> {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
+        .max_blocking_threads(BLOCKING_THREADS_MAX)
+        .thread_keep_alive(BLOCKING_THREADS_KEPT_FOR)
         .build()
         .map_err(io("starting the runtime"))
 }

@@ -123,11 +123,16 @@ impl Trickle {
         manifest: &ManifestBytes,
         rank: Rank,
     ) -> Result<Stored, DurableFault> {
-        if let Some((index, digest)) = self.increment_index(manifest, rank).await? {
+        // Side by side: a store that is far away takes its time for each answer, also for that there is none.
+        let (index, ends) = futures::future::join(
+            self.increment_index(manifest, rank),
+            self.frames(manifest.manifest(), rank),
+        )
+        .await;
+        if let Some((index, digest)) = index? {
             return Ok(Stored::Increment(index, digest));
         }
-        let ends = self.frames(manifest.manifest(), rank).await?;
-        Ok(ends.map_or(Stored::Raw, Stored::Packed))
+        Ok(ends?.map_or(Stored::Raw, Stored::Packed))
     }
 
     async fn increment_index(
@@ -264,8 +269,9 @@ impl Trickle {
             .shard(rank)
             .ok_or_else(|| damaged("no such rank"))?
             .length;
-        let leaves = self.leaves(record, rank).await?;
-        let stored = self.stored(&manifest, rank).await?;
+        let (leaves, stored) =
+            futures::future::try_join(self.leaves(record, rank), self.stored(&manifest, rank))
+                .await?;
         let index = match &stored {
             Stored::Increment(_, index) => {
                 self.index_standing(&manifest, rank, *index, trust).await?

@@ -1,7 +1,7 @@
 //! What a cluster's months are made of, measured with real processes: restarts, upgrades, nodes that are lost and replaced, every loss of
 //! up to m nodes, an S3 server as registry, drains, the scrub, and kills at any moment. Writes the keys of `docs/bench/lifetime.json`.
 //!
-//!     lifetime [--write FILE] [--kills 200] [--only restart,upgrade,foreseen,replace,registry,detect,losses,losses-replaced,losses-beyond,drain,scrub,torture]
+//!     lifetime [--write FILE] [--kills 200] [--only restart,restart-much,upgrade,foreseen,replace,registry,detect,losses,losses-replaced,losses-beyond,drain,scrub,torture]
 
 mod beyond;
 mod care;
@@ -26,7 +26,9 @@ use clap::Parser;
 type Figures = BTreeMap<&'static str, f64>;
 
 /// Figures of which any but zero is a defect.
-const PROMISES: [&str; 7] = [
+const PROMISES: [&str; 9] = [
+    "restart_repair_bytes",
+    "restart_repair_bytes_4gib",
     "upgrade_steps_lost",
     "upgrade_repair_bytes",
     "loss_subsets_failed",
@@ -74,8 +76,9 @@ fn main() -> Result<()> {
     let mut figures = Figures::new();
     let torture = |figures: &mut Figures| torture::measure(figures, args.kills, args.seed);
     type Part<'a> = (&'a str, &'a dyn Fn(&mut Figures) -> Result<()>);
-    let parts: [Part<'_>; 12] = [
+    let parts: [Part<'_>; 13] = [
         ("restart", &restart::restarts),
+        ("restart-much", &restart::restarts_with_much),
         ("upgrade", &restart::upgrades),
         ("foreseen", &foreseen::measure),
         ("detect", &detect::measure),
