@@ -59,9 +59,7 @@ impl Charge {
     /// The most within the time in which it may still be there.
     fn most(&mut self) -> u64 {
         if self.recent.is_empty() || self.asked.elapsed() >= CHARGED_EVERY {
-            self.asked = Instant::now();
-            let charged = self.charged().unwrap_or_default();
-            self.recent.push_back((self.asked, charged));
+            self.ask();
         }
         self.recent
             .retain(|(at, _)| at.elapsed() <= GIVEN_BACK_WITHIN);
@@ -70,6 +68,23 @@ impl Charge {
             .map(|(_, bytes)| *bytes)
             .max()
             .unwrap_or_default()
+    }
+
+    fn ask(&mut self) {
+        self.asked = Instant::now();
+        let charged = self.charged().unwrap_or_default();
+        self.recent.push_back((self.asked, charged));
+    }
+
+    /// Of so many bytes those that are not charged. 60 MiB come in less time than there is between two questions, and are charged before they
+    /// come: who has more than ever before is asked again.
+    fn beside(&mut self, own: u64, ever: u64) -> u64 {
+        let beside = own.saturating_sub(self.most());
+        if beside <= ever {
+            return beside;
+        }
+        self.ask();
+        own.saturating_sub(self.most())
     }
 
     fn charged(&mut self) -> Option<u64> {
@@ -108,10 +123,12 @@ impl Shared {
     fn look_at_memory(&self, daemons: &[Watched]) {
         let mut charges: Vec<Option<Charge>> = daemons.iter().map(Charge::new).collect();
         while self.goes_on() {
-            let all = daemons.iter().zip(&mut charges);
-            let now = all.map(|(daemon, charge)| {
+            let ever = self.measured().memory.clone();
+            let ever = ever.into_iter().chain(std::iter::repeat(0));
+            let all = daemons.iter().zip(&mut charges).zip(ever);
+            let now = all.map(|((daemon, charge), ever)| {
                 let own = own_memory(daemon.process).unwrap_or_default();
-                own.saturating_sub(charge.as_mut().map_or(0, Charge::most))
+                charge.as_mut().map_or(own, |it| it.beside(own, ever))
             });
             let now: Vec<u64> = now.collect();
             let mut measured = self.measured();
