@@ -23,6 +23,7 @@ mod threads;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -175,7 +176,7 @@ fn default_chunk() -> ByteSize {
 }
 
 /// `[encode]`
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EncodeSection {
     /// What plans are chosen by: rates measured in sessions and, where nothing was measured, the configured ones; or
@@ -186,10 +187,25 @@ pub struct EncodeSection {
     pub link_rate: Option<ByteSize>,
     /// The same of nodes that have another one, by name: a slow one gathers nothing, and stands first in a chain.
     pub node_rates: BTreeMap<String, ByteSize>,
+    /// Bytes per second of all repairs that this node sends for while a save is being protected here; 0: no bound.
+    pub repair_rate: ByteSize,
     /// Threads of the codec; by default a quarter as many as there are cores, or half if that is at most 4.
     pub threads: Option<usize>,
     /// Cores for the codec: one thread on each, which stays there.
     pub cores: Option<Vec<usize>>,
+}
+
+impl Default for EncodeSection {
+    fn default() -> Self {
+        Self {
+            rates: RatesName::default(),
+            link_rate: None,
+            node_rates: BTreeMap::new(),
+            repair_rate: ByteSize::mib(128),
+            threads: None,
+            cores: None,
+        }
+    }
 }
 
 /// What plans are chosen by.
@@ -291,6 +307,8 @@ pub struct Config {
     pub chunk: ChunkSize,
     /// What is known of the links.
     pub link_rates: LinkRates,
+    /// Bytes per second of repairs beside a save; none for no bound.
+    pub repair_rate: Option<NonZeroU64>,
     /// Threads of the codec.
     pub codec_threads: WorkerThreads,
     /// Bytes of RAM.
@@ -395,6 +413,7 @@ impl ConfigFile {
             geometry,
             chunk,
             link_rates,
+            repair_rate: NonZeroU64::new(self.encode.repair_rate.as_u64()),
             codec_threads,
             budget,
             budget_set: (self.memory.budget.as_ref())

@@ -27,7 +27,8 @@ use std::time::Duration;
 
 use certificate::OwnCertificate;
 use storaged_core::{
-    CheckPart, ConnId, DigestTally, Input, Node, Output, QueryId, RequestId, SessionWork, Sink,
+    CheckPart, ConnId, DigestCause, DigestTally, Input, Node, Output, QueryId, RequestId,
+    SessionWork, Sink,
 };
 use storaged_wire::local::Reply;
 use storaged_wire::{
@@ -40,7 +41,7 @@ use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::digest;
-use crate::encode::{Executor, ExecutorLimits, Meters, Pool, SessionEnd};
+use crate::encode::{Executor, Meters, Pool, SessionEnd};
 use crate::env::{Clock, Environment, Offload, OpsDoor, StageDoor};
 use crate::http::{self, OpsState, RestartAsked};
 use crate::keep::{JournalError, MemoryJournal};
@@ -198,14 +199,7 @@ impl Daemon {
         let left = Left::read(&memory, std::mem::take(&mut env.inherited))?;
         let (to_net, from_net) = mpsc::channel(QUEUE);
         let net = start_net(&config, &env, generation, to_net).await?;
-        let streams = start::streams_over(net.as_ref());
-        let limits = ExecutorLimits::default();
-        let executor = Arc::new(Executor::new(
-            streams,
-            memory.clone(),
-            env.pool.clone(),
-            limits,
-        ));
+        let executor = start::start_executor(&config, net.as_ref(), &memory, &env.pool);
         let (inputs, from_effects) = mpsc::channel(QUEUE);
         let parts = tier::TierParts::of(&memory, &tier_keys.ring, net.as_ref());
         let trickle = tier::start_trickle(&config, &env, parts, &inputs).await?;
@@ -402,8 +396,10 @@ impl Daemon {
                 slot,
                 length,
                 chunk,
-            } => self.digest(slot, length, chunk),
+                cause,
+            } => self.digest(slot, length, chunk, cause),
             Output::Run(work) => self.run_session(work),
+            Output::Hasten { leader, session } => self.executor.hasten(&leader, session),
             Output::Stop { leader, session } => self.executor.stop(&leader, session),
             Output::DropParity { set } => self.drop_parity(set),
             Output::Keep(record) => self.keep(&record),
@@ -470,10 +466,12 @@ impl Daemon {
         }
     }
 
-    fn digest(&self, slot: SlotId, length: u64, chunk: ChunkSize) {
+    fn digest(&self, slot: SlotId, length: u64, chunk: ChunkSize, cause: DigestCause) {
         let (memory, ops) = (self.memory.clone(), self.ops.clone());
         let pool = self.pool.clone();
+        let save = (cause == DigestCause::Saved).then(|| self.executor.beside_save());
         self.when_done(async move {
+            let _save = save;
             match digest::digest(&pool, &memory, slot, length, chunk).await {
                 Ok(Digested {
                     leaves,

@@ -137,6 +137,8 @@ metrics! {
         "Blocks in use by sessions and by the transport until they are acknowledged";
     encode_blocks_in_flight_most: Gauge, "encode_blocks_in_flight_most",
         "Most blocks that were in use at once";
+    encode_repair_held: Counter<f64, AtomicU64>, "encode_repair_held_seconds",
+        "Seconds that streams of repairs waited so that a save was protected sooner, all streams added up";
     encode_replans: Counter, "encode_replans",
         "Slow nodes that sessions led here were ended to go around";
     encode_link_rates: Family<LinkLabels, Gauge>, "encode_link_bytes_per_second",
@@ -535,6 +537,14 @@ impl Metrics {
         self.encode_blocks_in_flight.set(gauge(blocks as u64));
         self.encode_blocks_in_flight_most
             .set(gauge(blocks_most as u64));
+    }
+
+    /// Repairs have waited so long beside saves till now.
+    pub fn observe_repairs_held(&self, held: Duration) {
+        let seconds = held.as_secs_f64().to_bits();
+        self.encode_repair_held
+            .inner()
+            .store(seconds, Ordering::Relaxed);
     }
 
     /// A request of a HyperPod client was answered with this status.

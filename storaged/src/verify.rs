@@ -52,7 +52,7 @@ pub(crate) mod tests {
     use std::ops::Range;
 
     use storaged_codec::{ChunkSize, engine};
-    use storaged_core::{ParityId, SessionPurpose, SessionWork, Sink, Source};
+    use storaged_core::{ParityId, SessionPurpose, SessionWork, Sink, Source, Urgency};
     use storaged_plan::StripedPlan;
     use storaged_plan::{CodingPlan, Coefficients};
     use storaged_wire::{NodeName, SessionId};
@@ -90,6 +90,7 @@ pub(crate) mod tests {
                 leader: node.clone(),
                 session: SessionId::new(set),
                 purpose: SessionPurpose::Encode,
+                urgency: Urgency::Background,
                 plan: Arc::new(plan),
                 members: vec![node; 2].into(),
                 member: 1,

@@ -607,6 +607,16 @@ pub enum PeerMessage {
         #[n(1)]
         is_proven: bool,
     },
+    /// From the node whose shard a session brings back, to the session's other members: a trainer waits for it there, so it is held
+    /// back beside no save. An older node warns and goes on without it.
+    #[n(97)]
+    RepairAwaited {
+        /// Who leads the session.
+        #[n(0)]
+        leader: NodeName,
+        #[n(1)]
+        session: SessionId,
+    },
 }
 
 /// Why a checkpoint is not owed to the durable tier any more.

@@ -16,7 +16,7 @@ use storaged_wire::{
     ManifestBytes, Namespace, Rank, SharedBytes,
 };
 
-use crate::api::{Output, ParityId};
+use crate::api::{DigestCause, Output, ParityId};
 use crate::budget::Reservation;
 use crate::catalog::{Description, LocalShard, Slot, SlotUse, Upload};
 use crate::context::Context;
@@ -267,6 +267,7 @@ impl Context {
             slot,
             length,
             chunk,
+            cause: DigestCause::Restored,
         });
         true
     }

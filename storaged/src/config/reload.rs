@@ -64,7 +64,7 @@ impl Config {
             (running != file).then_some(Fixed { key, running, file })
         };
         type Key<'a> = (&'static str, &'a dyn Fn(&Config) -> String);
-        let keys: [Key<'_>; 26] = [
+        let keys: [Key<'_>; 27] = [
             ("node.name", &|config| config.node.to_string()),
             ("membership", &|config| text(&config.membership)),
             ("node.failure_domain", &|config| text(&own(config))),
@@ -80,6 +80,7 @@ impl Config {
                 "encode.rates, encode.link_rate and encode.node_rates",
                 &|config| text(&config.link_rates),
             ),
+            ("encode.repair_rate", &|config| text(&config.repair_rate)),
             ("encode.threads and encode.cores", &|config| {
                 text(&config.codec_threads)
             }),

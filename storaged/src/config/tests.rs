@@ -85,6 +85,14 @@ fn the_operators_page_has_every_key() {
 }
 
 #[test]
+fn repairs_are_bounded_unless_nobody_wants_it() {
+    let rate = |text| parse(text).unwrap().repair_rate.map_or(0, NonZeroU64::get);
+    assert_eq!(rate("[encode]"), 128 << 20);
+    assert_eq!(rate("[encode]\nrepair_rate = '1MiB'"), 1 << 20);
+    assert_eq!(rate("[encode]\nrepair_rate = '0B'"), 0);
+}
+
+#[test]
 fn a_wrong_type_says_where() {
     let error = parse("[coding]\nk = 4\nm = 'two'\n")
         .unwrap_err()

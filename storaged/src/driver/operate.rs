@@ -188,6 +188,7 @@ impl Daemon {
             self.executor.blocks_in_flight(),
             self.executor.blocks_in_flight_most(),
         );
+        metrics.observe_repairs_held(self.executor.repairs_held());
         metrics.observe_tier(self.node.tier_fault());
         metrics.observe_link_rates(&self.node.measured_rates());
         let objections = self.node.restart_objections(None, &Viewer::Public).len();

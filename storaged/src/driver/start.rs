@@ -12,10 +12,11 @@ use super::StartError;
 use super::certificate::OwnCertificate;
 use super::watch::{WatchedFiles, watch_files};
 use crate::config::Config;
-use crate::encode::{NoStreams, QuicStreams, Streams};
+use crate::encode::{Executor, ExecutorLimits, NoStreams, Pool, QuicStreams, Streams};
 use crate::env::Environment;
 use crate::http::OpsState;
 use crate::hyperpod;
+use crate::memory::Memory;
 use crate::net::{LINK_VERSIONS, Net, NetConfig, NetError, NetEvent, TlsIdentity};
 use crate::stage::StageEvent;
 
@@ -108,11 +109,21 @@ pub(super) fn near(
 }
 
 /// Streams to peers, if there are links.
-pub(super) fn streams_over(net: Option<&Arc<Net>>) -> Arc<dyn Streams> {
-    match net {
+pub(super) fn start_executor(
+    config: &Config,
+    net: Option<&Arc<Net>>,
+    memory: &Arc<Memory>,
+    pool: &Pool,
+) -> Arc<Executor> {
+    let streams: Arc<dyn Streams> = match net {
         Some(net) => Arc::new(QuicStreams::new(net.clone())),
         None => Arc::new(NoStreams),
-    }
+    };
+    let limits = ExecutorLimits {
+        repair_rate: config.repair_rate,
+        ..ExecutorLimits::default()
+    };
+    Arc::new(Executor::new(streams, memory.clone(), pool.clone(), limits))
 }
 
 pub(super) async fn start_net(

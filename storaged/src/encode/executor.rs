@@ -1,18 +1,20 @@
 //! Runs this node's part of sessions: which are going on, how they begin and end, and what they may take.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use storaged_core::{SessionTally, SessionWork};
+use storaged_core::{SessionPurpose, SessionTally, SessionWork, Urgency};
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use storaged_wire::{NodeName, SessionId};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::bound::{RepairBound, SaveGuard};
 use super::buffer::BufferPool;
 use super::check::{self, CheckedPlan};
 use super::inbound::Inbound;
@@ -29,6 +31,8 @@ pub struct ExecutorLimits {
     pub stripes_in_flight: usize,
     /// A session whose streams do not move for this long is over.
     pub stall: Duration,
+    /// Bytes per second that all repairs together send from here while a save is being protected here; none for no bound.
+    pub repair_rate: Option<NonZeroU64>,
 }
 
 impl Default for ExecutorLimits {
@@ -36,6 +40,7 @@ impl Default for ExecutorLimits {
         Self {
             stripes_in_flight: 8,
             stall: Duration::from_secs(10),
+            repair_rate: None,
         }
     }
 }
@@ -72,18 +77,92 @@ fn runs(mut stripes: Vec<u64>) -> Vec<Range<u64>> {
     runs
 }
 
-type SessionKey = (NodeName, SessionId);
+/// A session as its members name it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct SessionKey {
+    leader: NodeName,
+    session: SessionId,
+}
 
-/// Stops of sessions that have not begun to run here, at most, and for how long they count.
-const EARLY_STOPS_MAX: usize = 64;
-const EARLY_STOP_FOR: Duration = Duration::from_secs(15);
+impl SessionKey {
+    fn of(leader: &NodeName, session: SessionId) -> Self {
+        Self {
+            leader: leader.clone(),
+            session,
+        }
+    }
+}
 
-/// Which sessions run, and which must not begin any more.
+/// Orders of sessions that have not begun to run here, at most, and for how long they count.
+const EARLY_ORDERS_MAX: usize = 64;
+const EARLY_ORDER_FOR: Duration = Duration::from_secs(15);
+
+/// What is told of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SessionOrder {
+    Stop,
+    Hasten,
+}
+
+/// An order of a session that does not run here yet.
+struct EarlyOrder {
+    of: SessionKey,
+    order: SessionOrder,
+    at: Instant,
+}
+
+/// A session that runs.
+struct RunningSession {
+    number: u64,
+    signals: SessionSignals,
+}
+
+/// What a session hears while it runs.
+#[derive(Debug, Clone, Default)]
+struct SessionSignals {
+    over: CancellationToken,
+    /// A reader waits for it.
+    awaited: CancellationToken,
+}
+
+impl SessionSignals {
+    fn give(&self, order: SessionOrder) {
+        match order {
+            SessionOrder::Stop => self.over.cancel(),
+            SessionOrder::Hasten => self.awaited.cancel(),
+        }
+    }
+}
+
+/// Which sessions run, and what those are told that are about to begin.
 #[derive(Default)]
 struct Running {
-    sessions: BTreeMap<SessionKey, (u64, CancellationToken)>,
-    /// A session is run by a task of its own, so its end may be told before that task has begun.
-    early_stops: VecDeque<(SessionKey, Instant)>,
+    sessions: BTreeMap<SessionKey, RunningSession>,
+    /// A session is run by a task of its own, so its end, or that it is awaited, may be told before that task has begun.
+    early: VecDeque<EarlyOrder>,
+}
+
+impl Running {
+    /// Tells a session, also one that is about to begin.
+    fn tell(&mut self, of: SessionKey, order: SessionOrder) {
+        if let Some(running) = self.sessions.get(&of) {
+            return running.signals.give(order);
+        }
+        let at = Instant::now();
+        self.early.truncate(EARLY_ORDERS_MAX - 1);
+        self.early.push_front(EarlyOrder { of, order, at });
+    }
+
+    /// Tells a session that begins what came before it.
+    fn tell_early(&mut self, of: &SessionKey, signals: &SessionSignals) {
+        self.early.retain(|early| {
+            let is_its = early.of == *of;
+            if is_its && early.at.elapsed() < EARLY_ORDER_FOR {
+                signals.give(early.order);
+            }
+            !is_its && early.at.elapsed() < EARLY_ORDER_FOR
+        });
+    }
 }
 
 /// A session's work with what its plan comes to here.
@@ -101,6 +180,7 @@ pub struct Executor {
     inbound: Arc<Inbound>,
     buffers: Arc<BufferPool>,
     running: Mutex<Running>,
+    bound: Arc<RepairBound>,
     begun: AtomicU64,
     in_flight: Arc<AtomicUsize>,
 }
@@ -121,6 +201,7 @@ impl Executor {
             inbound: Arc::default(),
             buffers: BufferPool::new(),
             running: Mutex::default(),
+            bound: RepairBound::new(limits.repair_rate, limits.stall),
             begun: AtomicU64::new(0),
             in_flight: Arc::default(),
         }
@@ -133,17 +214,25 @@ impl Executor {
 
     /// Ends a session, also one whose running is about to begin.
     pub fn stop(&self, leader: &NodeName, session: SessionId) {
-        let place = (leader.clone(), session);
-        let mut running = self.running();
-        match running.sessions.get(&place) {
-            Some((_, over)) => over.cancel(),
-            None => {
-                running.early_stops.truncate(EARLY_STOPS_MAX - 1);
-                running.early_stops.push_front((place, Instant::now()));
-            }
-        }
-        drop(running);
+        let place = SessionKey::of(leader, session);
+        self.running().tell(place, SessionOrder::Stop);
         self.inbound.forget(leader, session);
+    }
+
+    /// A reader waits for what a session brings: it is held back beside no save any more.
+    pub fn hasten(&self, leader: &NodeName, session: SessionId) {
+        let place = SessionKey::of(leader, session);
+        self.running().tell(place, SessionOrder::Hasten);
+    }
+
+    /// A save begins to be protected: until the guard is dropped repairs are held back.
+    pub fn beside_save(&self) -> SaveGuard {
+        self.bound.beside_save()
+    }
+
+    /// How long frames of repairs have waited beside saves, all streams added up.
+    pub fn repairs_held(&self) -> Duration {
+        self.bound.held()
     }
 
     /// Stripes being computed now, over all sessions: zero when nothing runs.
@@ -198,13 +287,14 @@ impl Executor {
     ) -> Result<SessionTally, SessionFault> {
         let plan = check::checked_plan(&work)?;
         let registered = self.register(&work);
+        let _save = (work.purpose == SessionPurpose::Encode).then(|| self.beside_save());
         let checked = CheckedWork { work, plan };
         let jobs = TaskTracker::new();
         jobs.close();
         let outcome = tokio::select! {
             biased;
-            () = registered.over.cancelled() => Err(SessionFault::Aborted),
-            outcome = self.execute(checked, kept, &registered.over, &jobs, meters) => outcome,
+            () = registered.signals.over.cancelled() => Err(SessionFault::Aborted),
+            outcome = self.execute(checked, kept, &registered.signals, &jobs, meters) => outcome,
         };
         drop(registered);
         jobs.wait().await;
@@ -219,7 +309,7 @@ impl Executor {
         &self,
         checked: CheckedWork,
         kept: &Arc<Mutex<Vec<u64>>>,
-        over: &CancellationToken,
+        signals: &SessionSignals,
         jobs: &TaskTracker,
         meters: &Meters,
     ) -> Result<u64, SessionFault> {
@@ -236,7 +326,7 @@ impl Executor {
             keep,
             buffers,
             kept: kept.clone(),
-            over: over.clone(),
+            over: signals.over.clone(),
         });
         let pipeline = Pipeline {
             part: part.clone(),
@@ -247,6 +337,8 @@ impl Executor {
             in_flight: &self.in_flight,
             jobs,
             meters,
+            bound: &self.bound,
+            awaited: &signals.awaited,
         };
         let bytes = pipeline.run().await?;
         if let Some(keep) = &part.keep {
@@ -256,31 +348,28 @@ impl Executor {
     }
 
     fn register(&self, work: &SessionWork) -> Registered<'_> {
-        let place = (work.leader.clone(), work.session);
+        let place = SessionKey::of(&work.leader, work.session);
         let number = self.begun.fetch_add(1, Ordering::Relaxed);
-        let over = CancellationToken::new();
-        let mut running = self.running();
-        running
-            .early_stops
-            .retain(|(_, at)| at.elapsed() < EARLY_STOP_FOR);
-        let stopped = running.early_stops.iter().position(|(at, _)| *at == place);
-        if let Some(stopped) = stopped {
-            running.early_stops.remove(stopped);
-            over.cancel();
+        let signals = SessionSignals::default();
+        if work.urgency == Urgency::Awaited {
+            signals.give(SessionOrder::Hasten);
         }
+        let mut running = self.running();
+        running.tell_early(&place, &signals);
         // A leader that was restarted may use a number again; its older session has no end of its own any more.
-        let older = running
-            .sessions
-            .insert(place.clone(), (number, over.clone()));
-        if let Some((_, older)) = older {
-            older.cancel();
+        let session = RunningSession {
+            number,
+            signals: signals.clone(),
+        };
+        if let Some(older) = running.sessions.insert(place.clone(), session) {
+            older.signals.give(SessionOrder::Stop);
         }
         drop(running);
         Registered {
             executor: self,
             place,
             number,
-            over,
+            signals,
         }
     }
 
@@ -294,18 +383,19 @@ struct Registered<'a> {
     executor: &'a Executor,
     place: SessionKey,
     number: u64,
-    over: CancellationToken,
+    signals: SessionSignals,
 }
 
 impl Drop for Registered<'_> {
     fn drop(&mut self) {
-        self.over.cancel();
+        self.signals.give(SessionOrder::Stop);
         let mut running = self.executor.running();
         let current = running.sessions.get(&self.place);
-        if current.is_some_and(|(number, _)| *number == self.number) {
+        if current.is_some_and(|running| running.number == self.number) {
             running.sessions.remove(&self.place);
             drop(running);
-            self.executor.inbound.forget(&self.place.0, self.place.1);
+            let SessionKey { leader, session } = &self.place;
+            self.executor.inbound.forget(leader, *session);
         }
     }
 }

@@ -4,9 +4,11 @@
 //! The three overlap: blocks wait in bounded queues between receiving, arithmetic (on a pool of threads) and
 //! sending, and QUIC's flow control carries the back-pressure from hop to hop.
 //! Order of reading: `executor` (sessions), `pipeline` (the stages of one), `stripe` (the arithmetic of one stripe),
-//! `frame` (the bytes on the wire), `wary` (sums that are checked), then `check`, `buffer`, `inbound`, `meter`, `error` and `quic`.
+//! `frame` (the bytes on the wire), `wary` (sums that are checked), then `bound` (repairs beside a save), `check`,
+//! `buffer`, `inbound`, `meter`, `error` and `quic`.
 //! The arithmetic runs on the threads of `crate::pool`.
 
+mod bound;
 mod buffer;
 mod check;
 mod error;
@@ -21,6 +23,7 @@ mod stripe;
 mod tests;
 mod wary;
 
+pub use bound::SaveGuard;
 pub use error::StreamError;
 pub use executor::{Executor, ExecutorLimits, SessionEnd};
 pub use meter::Meters;

@@ -17,13 +17,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::stream::{FuturesUnordered, StreamExt};
-use storaged_core::StripeTurn;
+use storaged_core::{SessionPurpose, StripeTurn};
 use storaged_wire::NodeName;
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::bound::{RepairBound, RepairFrame};
 use super::check::EdgeRef;
 use super::error::NeighbourError;
 use super::frame::{self, Shape, Sums};
@@ -75,6 +77,9 @@ pub(super) struct Pipeline<'a> {
     /// Jobs of this session that have not ended.
     pub jobs: &'a TaskTracker,
     pub meters: &'a Meters,
+    pub bound: &'a RepairBound,
+    /// Set once a reader waits for this session.
+    pub awaited: &'a CancellationToken,
 }
 
 impl Pipeline<'_> {
@@ -299,11 +304,25 @@ impl Pipeline<'_> {
         let to = self.receiver_of(link);
         while let Some(next) = promised.recv().await {
             let sums = or_never(next.from.await).await;
+            // Not within the stall limit: nobody is to blame for this wait.
+            self.wait_for_turn(&sums).await;
             let step = frame::send(sender.as_mut(), next.shape, sums);
             self.in_time(to, "took nothing", step).await?;
         }
         self.in_time(to, "did not acknowledge the end", sender.finish())
             .await
+    }
+
+    /// Waits until these sums of a repair may be sent beside the saves here. Of a clean stripe there is a header alone.
+    async fn wait_for_turn(&self, sums: &Sums) {
+        if let (SessionPurpose::Repair, Some(sums)) = (self.part.work.purpose, sums) {
+            let frame = RepairFrame {
+                bytes: sums.iter().map(|sum| sum.len() as u64).sum(),
+                members: self.part.work.members.len(),
+                awaited: self.awaited,
+            };
+            self.bound.wait_for_turn(frame).await;
+        }
     }
 
     fn sender_of(&self, link: usize) -> &NodeName {

@@ -640,6 +640,10 @@ fn messages_before_a_session_runs() -> Vec<PeerMessage> {
             stripes: Some(stripes.clone()),
         },
         PeerMessage::Preparing { session },
+        PeerMessage::RepairAwaited {
+            leader: node("a"),
+            session,
+        },
         failed(SessionFault::NoManifest),
         failed(SessionFault::NoRoom("full".into())),
         failed(SessionFault::Neighbour {

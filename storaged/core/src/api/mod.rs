@@ -22,7 +22,7 @@ pub(crate) use false_statement::Severity;
 pub use ids::{ConnId, HeldBlock, Now, ParityId, QueryId, RequestId};
 pub use input::Input;
 pub use note::Note;
-pub use output::Output;
+pub use output::{DigestCause, Output};
 pub use prepare::{
     GivenDescription, NamedDescription, ParcelContents, ParcelFault, Preparation, Prepared,
     SealedCommit,
@@ -35,5 +35,5 @@ pub use setup::{
 pub use viewer::Viewer;
 pub use work::{
     CheckPart, DigestTally, ExpectedShard, Leftovers, ScrubPiece, ScrubTally, SessionPurpose,
-    SessionTally, SessionWork, Sink, SlotShard, Source, StripeTurn, Unread,
+    SessionTally, SessionWork, Sink, SlotShard, Source, StripeTurn, Unread, Urgency,
 };

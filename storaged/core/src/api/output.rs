@@ -16,6 +16,15 @@ use super::{
     ScrubPiece, SessionWork, SlotShard, Trust, UploadBase,
 };
 
+/// Why a slot is digested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DigestCause {
+    /// Its trainer has sealed it: the step is to be coded.
+    Saved,
+    /// It is back, from other nodes, from the durable tier or from the daemon before this one.
+    Restored,
+}
+
 /// What to do.
 #[derive(Debug, Clone)]
 pub enum Output {
@@ -42,9 +51,15 @@ pub enum Output {
         slot: SlotId,
         length: u64,
         chunk: ChunkSize,
+        cause: DigestCause,
     },
     /// Do this node's part of a session.
     Run(SessionWork),
+    /// A reader waits for what a session brings: hold this node's part of it back no longer.
+    Hasten {
+        leader: NodeName,
+        session: SessionId,
+    },
     /// End this node's part of a session.
     Stop {
         leader: NodeName,

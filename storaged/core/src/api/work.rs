@@ -72,6 +72,8 @@ pub struct SessionWork {
     pub session: SessionId,
     /// What it is for.
     pub purpose: SessionPurpose,
+    /// Of a repair: whether somebody waits for it.
+    pub urgency: Urgency,
     /// The plan that all members derived.
     pub plan: Arc<StripedPlan>,
     /// The plan's members, in its order.
@@ -104,6 +106,15 @@ pub enum SessionPurpose {
     Encode,
     /// Blocks that were lost, and shards for readers who are elsewhere.
     Repair,
+}
+
+/// Whether a repair may be held back beside a save.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Urgency {
+    /// Nobody waits for it: what was lost is put back so that the next loss costs nothing.
+    Background,
+    /// A reader waits for what it brings.
+    Awaited,
 }
 
 /// What a member's shard must be.

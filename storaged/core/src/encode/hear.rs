@@ -21,6 +21,9 @@ impl Sessions {
             PeerMessage::Ready { session, stripes } => {
                 self.member_ready(from, session, stripes, cx);
             }
+            PeerMessage::RepairAwaited { leader, session } => {
+                self.repair_awaited(from, &leader, session, cx);
+            }
             PeerMessage::Preparing { session } => self.member_preparing(from, session, cx),
             PeerMessage::TableQuery(place) => self.table_asked(from, place, cx),
             PeerMessage::TablePage { place, page } => self.table_told(from, place, page, cx),

@@ -25,6 +25,7 @@ mod tables;
 mod tests;
 mod topology;
 mod turns;
+mod urgency;
 mod verify_mode;
 
 pub use linkstats::{NodeRate, SideRate};

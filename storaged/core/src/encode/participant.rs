@@ -15,7 +15,9 @@ use super::session::{
 };
 use super::stripe_maps::{changed, to_wire};
 use super::tables::TableFetch;
-use crate::api::{HeldBlock, Output, ParityId, SessionTally, SlotShard, Source};
+use crate::api::{
+    DigestCause, HeldBlock, Output, ParityId, SessionTally, SlotShard, Source, Urgency,
+};
 use crate::budget::Reservation;
 use crate::catalog::{Checkpoint, LocalShard, SlotUse, Upload};
 use crate::context::Context;
@@ -176,6 +178,7 @@ impl Sessions {
         };
         Ok(JoinedSession {
             key,
+            urgency: Urgency::of(leader, &derived),
             derived,
             member,
             source,
@@ -279,7 +282,10 @@ impl Sessions {
         joined.kept_stripes = kept;
         match outcome {
             Ok(tally) => {
-                cx.rates.session(&tally, cx.now);
+                // What nobody waited for was perhaps held back beside a save: that says nothing of how long a reader would wait.
+                if joined.derived.shape.is_none() || joined.urgency == Urgency::Awaited {
+                    cx.rates.session(&tally, cx.now);
+                }
                 let tally = tally.said();
                 joined.phase = MemberPhase::Finished(tally.clone());
                 cx.send(leader, PeerMessage::Finished { session, tally });
@@ -628,6 +634,7 @@ impl Context {
             slot,
             length,
             chunk,
+            cause: DigestCause::Restored,
         });
         let restored = key.clone();
         self.slot_mut(slot).used_for = SlotUse::Sealed(restored.clone());

@@ -13,7 +13,7 @@ use super::linkstats::SessionProgress;
 use super::missing_stripes::MissingStripes;
 use super::tables::TableFetch;
 use super::topology::StripeDemand;
-use crate::api::{Now, ParityId, Source};
+use crate::api::{Now, ParityId, Source, Urgency};
 
 /// What a leader knows of its lanes.
 pub(crate) type LaneTable = BTreeMap<LanePlace, LaneProgress>;
@@ -180,6 +180,8 @@ pub(crate) struct JoinedSession {
     pub source: Option<Source>,
     pub kept: SinkState,
     pub phase: MemberPhase,
+    /// Whether a reader waits for what it brings.
+    pub urgency: Urgency,
     /// The tables of chunk digests and fingerprints that its part needs.
     pub fetch: TableFetch,
     pub deadline: Now,

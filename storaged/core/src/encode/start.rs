@@ -128,6 +128,7 @@ impl Context {
                 Some(_) => SessionPurpose::Repair,
                 None => SessionPurpose::Encode,
             },
+            urgency: joined.urgency,
             plan,
             members: joined.derived.members.clone().into(),
             member: joined.member,

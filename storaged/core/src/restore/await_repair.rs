@@ -87,6 +87,7 @@ impl Restores {
             }
             if sessions.heals(waiting.wish.manifest, waiting.wish.rank, cx) {
                 waiting.alone_at = now.plus(limits::HEAL_FIRST_MS);
+                sessions.hasten_heal(waiting.wish.manifest, waiting.wish.rank, cx);
             }
             if waiting.alone_at <= now {
                 self.open_alone(waiting.id, waiting.wish, cx)

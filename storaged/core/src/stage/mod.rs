@@ -41,7 +41,7 @@ use storaged_wire::{
     Succession, WorldSize,
 };
 
-use crate::api::{ConnId, DigestTally, HeldBlock, Note, Output, RequestId};
+use crate::api::{ConnId, DigestCause, DigestTally, HeldBlock, Note, Output, RequestId};
 use crate::catalog::{
     Attached, Checkpoint, Claim, End, LocalShard, NamespaceTable, Slot, SlotUse, Upload, Waiter,
     WaiterWish,
@@ -334,6 +334,7 @@ impl Context {
             slot,
             length,
             chunk,
+            cause: DigestCause::Saved,
         });
         self.reply(id, Reply::Done);
         let state = CheckpointState::Staged;

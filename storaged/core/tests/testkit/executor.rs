@@ -149,6 +149,9 @@ impl<S: Scene> World<S> {
                 self.back(pid, takes_ms, digested);
             }
             Output::Run(work) => self.session_begins(pid, work, takes_ms),
+            Output::Hasten { leader, session } => {
+                self.hasten(pid, Key { leader, session });
+            }
             Output::Stop { leader, session } => {
                 self.stop_session(pid, &Key { leader, session }, takes_ms);
             }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use storaged_core::{Input, SessionTally, SessionWork, Sink, Source};
+use storaged_core::{Input, SessionTally, SessionWork, Sink, Source, Urgency};
 use storaged_wire::peer::SessionFault;
 use storaged_wire::{NodeName, SessionId, SlotId};
 
@@ -99,6 +99,8 @@ pub struct Counts {
     pub carried: u64,
     /// Sessions that a member's end cut short.
     pub cut: u64,
+    /// Parts of sessions that nodes were given as awaited, or were told later that they are.
+    pub awaited: BTreeSet<(usize, Key)>,
 }
 
 /// Sessions by their leader and number.
@@ -178,11 +180,18 @@ impl Sessions {
 }
 
 impl<S: Scene> World<S> {
+    pub(super) fn hasten(&mut self, pid: Pid, key: Key) {
+        self.sessions.counts.awaited.insert((pid.node, key));
+    }
+
     pub(super) fn session_begins(&mut self, pid: Pid, work: SessionWork, takes_ms: u64) {
         let key = Key {
             leader: work.leader.clone(),
             session: work.session,
         };
+        if work.urgency == Urgency::Awaited {
+            self.hasten(pid, key.clone());
+        }
         let pacing = S::pacing(self);
         if let Pacing::AtOnce = pacing {
             self.sessions.counts.begun.insert(key.clone());

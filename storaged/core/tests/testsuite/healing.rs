@@ -1,5 +1,7 @@
 //! Nodes that come back with empty RAM: several are healed at the speed of one, and nothing waits without need.
 
+use std::collections::BTreeSet;
+
 use crate::cluster::{Block, Cluster, STRIPE_MS};
 use crate::testkit::{acquire_slot, open_shard, open_without_own, plan_newest};
 use storaged_core::Note;
@@ -183,12 +185,51 @@ fn trainers_that_open_their_shards_on_replaced_nodes_share_one_heal() {
     assert!(sent <= STRIPES * 9 / 8 + 12, "{sent}");
 }
 
+/// Nodes hold a heal back beside a save, but not if a trainer waits for it: all its members know.
+#[test]
+fn a_heal_is_awaited_at_all_its_members_once_a_trainer_waits_for_it() {
+    let mut cluster = protected(STRIPES);
+    let manifest = planned(&mut cluster, 5);
+    cluster.kill(0);
+    cluster.run_for(10_000);
+    cluster.reset_counts();
+    cluster.start_after(0, 0);
+    cluster.run_until(10_000, "a heal", |cluster| {
+        !cluster.sessions.counts.moved.is_empty()
+    });
+    cluster.run_for(1_000);
+    assert_eq!(cluster.sessions.counts.awaited.len(), 0);
+    let opened = open(&mut cluster, 0, manifest);
+    cluster.run_for(600);
+    assert!(!is_open(&cluster, opened), "the heal still runs");
+    let awaited: Vec<usize> = cluster
+        .sessions
+        .counts
+        .awaited
+        .iter()
+        .map(|it| it.0)
+        .collect();
+    // Eight survivors and the one that gets the shard.
+    assert_eq!(awaited.len(), 9, "{awaited:?}");
+    assert!(awaited.contains(&0), "{awaited:?}");
+    let keys: BTreeSet<_> = cluster
+        .sessions
+        .counts
+        .awaited
+        .iter()
+        .map(|it| &it.1)
+        .collect();
+    assert_eq!(keys.len(), 1, "one session");
+    cluster.run_until(60_000, "opening", |cluster| is_open(cluster, opened));
+}
+
 /// A reader on another node than the shard's gets a copy of it: one session, and its table of digests is known when it ends.
 #[test]
 fn an_opening_takes_one_session() {
     let mut cluster = protected(STRIPES);
     let manifest = planned(&mut cluster, 5);
     cluster.sessions.counts.begun.clear();
+    cluster.sessions.counts.awaited.clear();
     let opened = open_of(&mut cluster, 5, 0, manifest);
     cluster.run_until(60_000, "opening", |cluster| {
         cluster.answer(opened).is_some()
@@ -204,6 +245,9 @@ fn an_opening_takes_one_session() {
         "{:?}",
         cluster.sessions.counts.begun
     );
+    // The node that has it sends it, and holds nothing back: its record says for whom it is.
+    let awaited = cluster.sessions.counts.awaited.iter().map(|it| it.0);
+    assert_eq!(awaited.collect::<Vec<_>>(), [0, 5]);
 }
 
 /// A newer step retires the one that a reader is opening, while a session fills the reader's slot. The durable tier has it too, but

@@ -8,6 +8,7 @@ use crate::encode::{ExecutorLimits, Pool};
 const LIMITS: ExecutorLimits = ExecutorLimits {
     stripes_in_flight: 3,
     stall: Duration::from_secs(10),
+    repair_rate: None,
 };
 
 #[tokio::test(start_paused = true)]

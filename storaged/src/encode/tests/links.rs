@@ -244,7 +244,7 @@ async fn with_dedicated_coding_nodes_the_gather_takes_little_more_than_a_shard()
 }
 
 /// The repair of these lost blocks of (8, m), each at its own node. All survivors gather in turn; a chain takes eight.
-fn repair(
+pub fn repair(
     world: &World,
     m: usize,
     stripes: usize,

@@ -1,5 +1,6 @@
 //! Tests of the executor: whole sessions of many members in one process, over in-memory streams and RAM.
 
+mod beside;
 mod bounds;
 mod broken;
 mod coding;

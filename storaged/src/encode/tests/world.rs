@@ -11,6 +11,7 @@ use storaged_codec::{
 };
 use storaged_core::{
     ExpectedShard, ParityId, SessionPurpose, SessionTally, SessionWork, Sink, SlotShard, Source,
+    Urgency,
 };
 use storaged_plan::{CodingPlan, Coefficients, ParityHolders, Shape, StripedPlan, encode_plan};
 use storaged_wire::peer::{SessionFault, StreamRecord};
@@ -596,6 +597,7 @@ pub fn session_of(
             leader: node(0),
             session: SessionId::new(session),
             purpose: SessionPurpose::Encode,
+            urgency: Urgency::Background,
             plan: plan.clone(),
             members: members.clone(),
             member,

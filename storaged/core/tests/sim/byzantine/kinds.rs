@@ -50,6 +50,7 @@ kinds! {
     Quarantined,
     NoRoom,
     Preparing,
+    RepairAwaited,
     TableQuery,
     TablePage,
     Parcel,

@@ -49,6 +49,7 @@ impl World {
             Kind::Quarantined => self.lie_of_a_damaged_copy(at),
             Kind::NoRoom => self.lie_of_no_room(at),
             Kind::Preparing => self.lie_of_preparations(at),
+            Kind::RepairAwaited => self.lie_of_an_awaited_repair(at),
             Kind::TableQuery => PeerMessage::TableQuery(self.some_table(at)),
             Kind::TablePage => self.lie_of_a_table(at),
             Kind::Parcel => self.lie_of_a_parcel(at),

@@ -97,6 +97,13 @@ impl World {
         PeerMessage::Preparing { session }
     }
 
+    pub(super) fn lie_of_an_awaited_repair(&mut self, at: Address) -> PeerMessage {
+        PeerMessage::RepairAwaited {
+            leader: self.some_node(),
+            session: self.some_session(at.to),
+        }
+    }
+
     pub(super) fn lie_of_a_failed_session(&mut self, at: Address) -> PeerMessage {
         PeerMessage::Failed {
             session: self.some_session(at.to),
