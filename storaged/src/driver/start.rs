@@ -108,7 +108,7 @@ pub(super) fn near(
     storaged_plan::group_peers(&groups.unwrap_or_default(), own)
 }
 
-/// Streams to peers, if there are links.
+/// What runs sessions here; without links it has no streams.
 pub(super) fn start_executor(
     config: &Config,
     net: Option<&Arc<Net>>,
