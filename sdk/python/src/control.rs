@@ -72,6 +72,11 @@ impl Client {
         call: impl FnOnce(&mut storaged_sdk::Client, u32) -> Result<T, ClientError> + Send,
     ) -> PyResult<T> {
         take_turn(py, &self.connection, limit_ms, |client, left_ms| {
+            // A broken connection is made anew by the next call, and an answer that is there at once is waited for by nobody.
+            if self.is_hung_up.load(Ordering::Relaxed) {
+                let request = "a call after hanging up";
+                return Err(ClientError::CalledAway { request });
+            }
             let is_hung_up = self.is_hung_up.clone();
             let is_ended = move || is_hung_up.load(Ordering::Relaxed) || is_signalled();
             client.be_patient(limit(left_ms).unless(is_ended));
