@@ -266,6 +266,35 @@ def test_a_step_that_is_retired_while_it_is_loaded_gives_way_to_the_newest(daemo
             loaded(evaluation, step=1)
 
 
+def test_a_step_whose_shards_go_while_it_is_loaded_gives_way_to_the_newest_and_a_lost_one_is_tried_twice(daemons, monkeypatch):
+    session = daemons().session()
+    real, opened = StoragedReader._open, []
+    other = Session(session.namespace, socket=session.socket, token=session.token)
+    with Checkpointer(session=session) as trainer, Checkpointer(session=other) as evaluation:
+
+        def retired(reader, *given, **named):
+            opened.append(reader.resolve()["step"])
+            if opened[-1] == 1:
+                assert trainer.save(2, state(2)).wait() == "committed"
+                raise errors.TooManyLost("the shard of rank 0 at step 1 could not be restored on any rung; tried: []")
+            return real(reader, *given, **named)
+
+        assert trainer.save(1, state(1)).wait() == "committed"
+        monkeypatch.setattr(StoragedReader, "_open", retired)
+        step, into = loaded(evaluation)
+        assert step == 2 and into["step"] == 2 and torch.equal(into["w"], state(2)["w"])
+
+        def lost(reader, *given, **named):
+            opened.append(reader.resolve()["step"])
+            raise errors.TooManyLost("the shard of rank 0 at step 2 could not be restored on any rung; tried: []")
+
+        opened.clear()
+        monkeypatch.setattr(StoragedReader, "_open", lost)
+        with pytest.raises(errors.CheckpointLoadError, match="TooManyLost"):
+            loaded(evaluation)
+        assert opened == [2, 2]
+
+
 def test_a_durable_step_that_is_not_among_the_newest_is_loaded(daemons):
     session = daemons(DURABLE).session()
     with Checkpointer(session=session, durable="required", until="durable") as checkpointer:

@@ -28,6 +28,7 @@ from ..errors import (
     InvalidArgument,
     NoCheckpointError,
     StoragedError,
+    TooManyLost,
     UnknownNamespace,
     UnknownRun,
     UnsavableState,
@@ -394,6 +395,7 @@ class Checkpointer:
         # What a save did wrong was counted and logged then; a load says what it did wrong itself.
         self._settled(Deadline(reader.timeout / 2))
         newest = reader.step is None
+        tried: set[str] = set()
         while True:
             plan = self._from_rank_zero("plan", lambda: _plan_or_none(reader, deadline), deadline)
             if plan is None:
@@ -404,8 +406,12 @@ class Checkpointer:
             began = time.time()
             error = self._filled(template, reader, wrong, new_planner(trust_pickle=self.trust_pickle))
             self._loads += 1
+            # Of a step that all nodes have let go of meanwhile no shard is to be had either. One that is lost for good is planned again.
+            gone = (NoCheckpointError,) if plan["manifest"] in tried else (NoCheckpointError, TooManyLost)
+            tried.add(plan["manifest"])
+            is_gone = isinstance(error, gone)
             try:
-                goes_on = self._agree_on_load(plan, error, reader.timeout, newest and not deadline.passed())
+                goes_on = self._agree_on_load(plan, error, is_gone, reader.timeout, newest and not deadline.passed())
             except CheckpointLoadError:
                 if wrong is not None:
                     raise wrong from None
@@ -764,10 +770,10 @@ class Checkpointer:
             raise value
         return value
 
-    def _agree_on_load(self, plan: dict[str, Any], error: BaseException | None, limit: float, newest: bool) -> bool:
+    def _agree_on_load(self, plan: dict[str, Any], error: BaseException | None, is_gone: bool, limit: float, newest: bool) -> bool:
         """All ranks have loaded, or all raise; all go back to an older step, or none. True if all are to load again: the newest
         step was asked for, and the one that was planned is gone."""
-        own = (said(error), self.session.last_step(self._key), isinstance(error, NoCheckpointError))
+        own = (said(error), self.session.last_step(self._key), is_gone)
         key, what = f"loaded/{self._asked}", f"the load of step {plan['step']}"
         if self._ranks.rank == 0:
             try:
@@ -777,8 +783,8 @@ class Checkpointer:
             else:
                 failures = [f"rank {rank}: {why}" for rank, (why, _, _) in enumerate(told) if why is not None]
                 last = max((step for _, step, _ in told if step is not None), default=plan["step"])
-                is_gone = newest and all(gone for why, _, gone in told if why is not None)
-                verdict = ("gone" if is_gone else "failed", "; ".join(failures[:5])) if failures else ("ok", last > plan["step"])
+                all_gone = newest and all(gone for why, _, gone in told if why is not None)
+                verdict = ("gone" if all_gone else "failed", "; ".join(failures[:5])) if failures else ("ok", last > plan["step"])
             self._ranks.tell(f"{key}/all", verdict)
             self._ranks.forget_later("loads", [f"{key}/{rank}" for rank in range(self._ranks.size)] + [f"{key}/all"])
         else:
