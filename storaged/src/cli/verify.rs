@@ -2,14 +2,19 @@
 
 use clap::Args;
 use serde_json::{Value, json};
+use storaged_sdk::wire::Step;
 use storaged_sdk::wire::local::VerifyReport;
+use storaged_sdk::{Client, ClientError};
 
 use super::drill::{DrillArgs, drill};
 use super::{CliError, NamespaceArgs, SocketArgs, print, size};
 
+/// So many steps are read while newer ones replace them.
+const STEPS_MAX: usize = 3;
+
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exits with 1 if any part has a fault, or any decode of a drill failed.\n\nExamples:\n  storaged verify llama-70b\n  storaged verify llama-70b --drill --sample 8\nThe second decodes chunks without every m nodes of their group in turn, in RAM; nothing that is held changes. It takes the newest\nprotected step, or that of --step, which it drills as far as it is coded; more than m nodes that are down are not waited for."
+    after_help = "Without --step that is the newest protected step, since of one that is still being coded parity is missing; where none is protected it is\nthe newest restorable one. Exits with 1 if any part has a fault, or any decode of a drill failed.\n\nExamples:\n  storaged verify llama-70b\n  storaged verify llama-70b --drill --sample 8\nThe second decodes chunks without every m nodes of their group in turn, in RAM; nothing that is held changes. The step of\n--step it drills as far as it is coded; more than m nodes that are down are not waited for."
 )]
 pub struct VerifyArgs {
     #[command(flatten)]
@@ -32,6 +37,33 @@ fn report_json(report: &VerifyReport) -> Value {
     })
 }
 
+/// Of the newest protected step. What is missing of one that a newer one has replaced meanwhile is no fault: that one is read.
+fn of_newest(client: &mut Client, timeout_ms: u32) -> Result<VerifyReport, CliError> {
+    for _ in 1..STEPS_MAX {
+        let Some(step) = newest_protected(client, timeout_ms)? else {
+            break;
+        };
+        let report = match client.verify(Some(step), timeout_ms) {
+            Err(ClientError::Refused(_)) => continue,
+            report => report?,
+        };
+        let is_good = report.parts.iter().all(|part| part.fault.is_none());
+        if is_good || newest_protected(client, timeout_ms)? == Some(step) {
+            return Ok(report);
+        }
+    }
+    Ok(client.verify(None, timeout_ms)?)
+}
+
+/// None where the daemon knows of none, or nothing of it is left.
+fn newest_protected(client: &mut Client, timeout_ms: u32) -> Result<Option<Step>, CliError> {
+    match client.plan_drill(None, timeout_ms) {
+        Ok(plan) => Ok(Some(plan.step)),
+        Err(ClientError::Refused(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 pub fn verify(args: &VerifyArgs) -> Result<(), CliError> {
     let mut client = args.namespace.connect(&args.socket)?;
     if args.drill.drill {
@@ -44,7 +76,11 @@ pub fn verify(args: &VerifyArgs) -> Result<(), CliError> {
         }
         return report.outcome();
     }
-    let report = client.verify(args.namespace.step, args.namespace.timeout_ms())?;
+    let timeout_ms = args.namespace.timeout_ms();
+    let report = match args.namespace.step {
+        Some(step) => client.verify(Some(step), timeout_ms)?,
+        None => of_newest(&mut client, timeout_ms)?,
+    };
     if args.json {
         print(&report_json(&report).to_string());
     } else {
