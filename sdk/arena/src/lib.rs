@@ -12,6 +12,7 @@ mod inherited;
 mod mapping;
 mod memory;
 mod passing;
+mod positioned;
 mod private;
 mod segment;
 mod slot;

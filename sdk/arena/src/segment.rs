@@ -20,6 +20,8 @@ use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::positioned;
+
 /// The smallest cell: a page.
 pub const CELL_BYTES_MIN: usize = 4096;
 
@@ -382,21 +384,16 @@ impl Cell {
     /// [`SegmentError::TooLong`] if it has not so many, [`SegmentError::System`] and [`SegmentError::Short`] if the system cannot give them
     /// any more: memory has failed.
     pub fn read(&self, out: &mut [u8]) -> Result<(), SegmentError> {
-        let start = self.start_of(out.len())?;
-        let mut done = 0;
-        while done < out.len() {
-            let at = start + done as u64;
-            let got = rustix::io::pread(self.segment.as_fd(), &mut out[done..], at);
-            let got = got.map_err(system("reading a cell"))?;
-            if got == 0 {
-                let (cell, expected) = (self.number, out.len());
-                return Err(SegmentError::Short {
-                    cell,
-                    expected,
-                    got: done,
-                });
-            }
-            done += got;
+        let (cell, expected) = (self.number, out.len());
+        let start = self.start_of(expected)?;
+        let got = positioned::read_at(self.segment.as_fd(), start, out);
+        let got = got.map_err(system("reading a cell"))?;
+        if got < expected {
+            return Err(SegmentError::Short {
+                cell,
+                expected,
+                got,
+            });
         }
         Ok(())
     }
@@ -408,13 +405,7 @@ impl Cell {
     /// then means nothing.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), SegmentError> {
         let start = self.start_of(bytes.len())?;
-        let mut done = 0;
-        while done < bytes.len() {
-            let at = start + done as u64;
-            let written = rustix::io::pwrite(self.segment.as_fd(), &bytes[done..], at);
-            done += written.map_err(system("writing a cell"))?;
-        }
-        Ok(())
+        positioned::write_at(self.segment.as_fd(), start, bytes).map_err(system("writing a cell"))
     }
 
     /// Ends the ownership and leaves the bytes where they are, for the next daemon, or for another try to adopt them.

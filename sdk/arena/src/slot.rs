@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use thiserror::Error;
 
+use crate::positioned;
 use crate::view::ReadView;
 
 /// Unit of `st_blocks`, whatever the file system's own is.
@@ -153,19 +154,14 @@ impl Slot {
         if view.is_some_and(|view| view.is_copied(offset, out)) {
             return Ok(());
         }
-        let mut done = 0;
-        while done < out.len() {
-            let at = offset + done as u64;
-            let got = rustix::io::pread(&self.fd, &mut out[done..], at).map_err(os("pread"))?;
-            if got == 0 {
-                let expected = out.len();
-                return Err(SlotError::Short {
-                    offset,
-                    expected,
-                    got: done,
-                });
-            }
-            done += got;
+        let expected = out.len();
+        let got = positioned::read_at(self.fd.as_fd(), offset, out).map_err(os("pread"))?;
+        if got < expected {
+            return Err(SlotError::Short {
+                offset,
+                expected,
+                got,
+            });
         }
         Ok(())
     }
@@ -176,12 +172,7 @@ impl Slot {
     /// [`SlotError`] if the range is outside or the kernel refuses.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), SlotError> {
         self.check(offset, bytes.len())?;
-        let mut done = 0;
-        while done < bytes.len() {
-            let at = offset + done as u64;
-            done += rustix::io::pwrite(&self.fd, &bytes[done..], at).map_err(os("pwrite"))?;
-        }
-        Ok(())
+        positioned::write_at(self.fd.as_fd(), offset, bytes).map_err(os("pwrite"))
     }
 
     fn check(&self, offset: u64, length: usize) -> Result<(), SlotError> {
