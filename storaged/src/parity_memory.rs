@@ -148,17 +148,9 @@ pub(crate) struct ParityBlock {
 }
 
 impl ParityBlock {
-    /// The chunk, into memory of its length.
-    ///
-    /// # Errors
-    /// [`SegmentError`] if its memory has failed.
-    pub fn read(&self, out: &mut [u8]) -> Result<(), SegmentError> {
-        self.memory.read(out)
-    }
-
-    /// Copies the chunk out; false if it does not have its fingerprint any more. The copy is what is compared.
+    /// Copies the chunk out, into memory of its length; false if it does not have its fingerprint any more. The copy is what is compared.
     pub fn is_read(&self, out: &mut [u8]) -> bool {
-        self.read(out).is_ok() && fingerprint(out) == self.print
+        self.memory.read(out).is_ok() && fingerprint(out) == self.print
     }
 }
 

@@ -156,11 +156,12 @@ impl Running {
     /// Tells a session that begins what came before it.
     fn tell_early(&mut self, of: &SessionKey, signals: &SessionSignals) {
         self.early.retain(|early| {
+            let counts = early.at.elapsed() < EARLY_ORDER_FOR;
             let is_its = early.of == *of;
-            if is_its && early.at.elapsed() < EARLY_ORDER_FOR {
+            if counts && is_its {
                 signals.give(early.order);
             }
-            !is_its && early.at.elapsed() < EARLY_ORDER_FOR
+            counts && !is_its
         });
     }
 }

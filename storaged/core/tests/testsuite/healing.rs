@@ -202,24 +202,12 @@ fn a_heal_is_awaited_at_all_its_members_once_a_trainer_waits_for_it() {
     let opened = open(&mut cluster, 0, manifest);
     cluster.run_for(600);
     assert!(!is_open(&cluster, opened), "the heal still runs");
-    let awaited: Vec<usize> = cluster
-        .sessions
-        .counts
-        .awaited
-        .iter()
-        .map(|it| it.0)
-        .collect();
+    let awaited = cluster.sessions.counts.awaited.iter().cloned();
+    let (members, sessions): (Vec<usize>, BTreeSet<_>) = awaited.unzip();
     // Eight survivors and the one that gets the shard.
-    assert_eq!(awaited.len(), 9, "{awaited:?}");
-    assert!(awaited.contains(&0), "{awaited:?}");
-    let keys: BTreeSet<_> = cluster
-        .sessions
-        .counts
-        .awaited
-        .iter()
-        .map(|it| &it.1)
-        .collect();
-    assert_eq!(keys.len(), 1, "one session");
+    assert_eq!(members.len(), 9, "{members:?}");
+    assert!(members.contains(&0), "{members:?}");
+    assert_eq!(sessions.len(), 1, "one session");
     cluster.run_until(60_000, "opening", |cluster| is_open(cluster, opened));
 }
 
