@@ -167,6 +167,7 @@ fn descriptions_of_tens_of_megabytes_are_as_good_as_small_ones() -> Result<()> {
     for node in [0, 1] {
         system.cluster.start(node)?;
     }
+    system.cluster.wait_for_links()?;
     system.restore(&[0, 1], 20, &shards(2, 20))?;
     let mut reader = system.reader(1)?;
     let plan = reader.plan(None, WAIT_MS)?;
