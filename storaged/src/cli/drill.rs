@@ -3,6 +3,7 @@
 //! nothing that is held changes.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use rand::Rng;
@@ -35,6 +36,10 @@ pub struct DrillArgs {
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..), requires = "drill")]
     subsets: u32,
 }
+
+/// A step that a newer one has replaced is gone from all nodes so soon.
+const LETS_GO_WITHIN: Duration = Duration::from_secs(2);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// So many steps are begun with, each replaced by a newer one while it is drilled.
 const STEPS_MAX: usize = 10;
@@ -190,20 +195,29 @@ impl Drilling<'_> {
 
     /// Whether the step was let go for a newer one: what could not be decoded is no fault then.
     fn is_overtaken(&mut self) -> Result<bool, CliError> {
-        let was = &self.report.plan;
-        match self.client.plan_drill(Some(was.step), self.timeout_ms) {
-            // It is there as it was: the failure is its own, however many steps have come since.
-            Ok(now) if now.manifest == was.manifest && now.shards.len() == was.shards.len() => {
+        // Nodes let go of it one after the other. After the first failure it is known to stay.
+        let until = Instant::now() + LETS_GO_WITHIN;
+        while self.is_as_it_was()? {
+            // The failure is its own, however many steps have come since.
+            if !self.report.failures.is_empty() || Instant::now() >= until {
                 return Ok(false);
             }
-            Ok(_) | Err(ClientError::Refused(_)) => {}
-            Err(error) => return Err(error.into()),
+            std::thread::sleep(LOOK_EVERY);
         }
         match self.client.plan_drill(self.step, self.timeout_ms) {
             Ok(now) => Ok(now.manifest != self.report.plan.manifest),
             Err(ClientError::Refused(refusal)) if refusal.code == RefusalCode::TooManyLost => {
                 Ok(false)
             }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn is_as_it_was(&mut self) -> Result<bool, CliError> {
+        let was = &self.report.plan;
+        match self.client.plan_drill(Some(was.step), self.timeout_ms) {
+            Ok(now) => Ok(now.manifest == was.manifest && now.shards.len() == was.shards.len()),
+            Err(ClientError::Refused(_)) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }

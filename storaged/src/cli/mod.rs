@@ -260,7 +260,7 @@ pub struct NamespaceArgs {
     pub namespace: Namespace,
     #[command(flatten)]
     pub token: token::TokenArgs,
-    /// Step instead of the newest restorable one
+    /// Step instead of the newest protected one
     #[arg(long, value_parser = parse_step)]
     pub step: Option<Step>,
     /// Longest wait, in seconds
