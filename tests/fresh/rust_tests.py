@@ -38,6 +38,8 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # A log's end has room for so much.
 FAILURES_SHOWN = 12
 CHARACTERS_SHOWN = 200
+# And for so much of what an error is told with, where its cause follows.
+CONTEXT_SHOWN = 60
 # How often it is said what still runs: a test that hangs is to be seen in a log that was cut off.
 SAID_EACH_S = 120
 
@@ -65,7 +67,7 @@ class Failures:
     def __init__(self, binary: str) -> None:
         self.binary, self.test = binary, ""
         self.causes: dict[str, list[str]] = {}
-        # Whether lines are of a cause: the next one is its first, or it goes on, or neither.
+        # Whether lines are of a cause: the next one is its first, or the first of what that comes from, or it goes on, or none of that.
         self.cause = "nowhere"
 
     @classmethod
@@ -96,6 +98,13 @@ class Failures:
             self.cause = "next"
         elif self.cause == "next" or RETURNED.match(line):
             causes[:] = [line.strip()]
+            self.cause = "here"
+        elif line == "Caused by:" and causes:
+            # What an error comes from says more than what it is told with, which may be the logs of a cluster.
+            causes[:] = [causes[0][:CONTEXT_SHOWN]]
+            self.cause = "next of it"
+        elif self.cause == "next of it":
+            causes.append(line.strip())
             self.cause = "here"
         elif self.cause == "here" and (MORE.match(line) or line.strip() in ("", "Caused by:")):
             causes.extend(line.split())

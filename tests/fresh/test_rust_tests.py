@@ -32,6 +32,24 @@ failures:
 
 test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
 """
+RETURNED = r"""
+---- d stdout ----
+Error: 2026-01-01T00:00:00Z the log of the first node, which says a lot of things that are no cause
+2026-01-01T00:00:00Z and of the second
+
+
+Caused by:
+    0: waited for steps
+    1: step 22 after 20
+
+Stack backtrace:
+   0: anyhow
+
+failures:
+    d
+
+test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+"""
 PASSED = "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s\n"
 
 
@@ -84,6 +102,14 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(code, 101)
         self.assertTrue(shown.endswith("bad b::c: assertion `left == right` failed left: 1 right: 2\n"), shown)
         self.assertIn("4 passed, 1 failed, 1 ignored", shown)
+
+    def test_an_error_is_named_with_what_it_comes_from(self):
+        self.binary("several", "exit 101", RETURNED)
+        self.binary("one", "exit 101", RETURNED.replace("    0: waited for steps\n    1: step", "    step"))
+        _, shown = self.run_all()
+        logs = "Error: 2026-01-01T00:00:00Z the log of the first node, which"
+        self.assertIn(f"several d: {logs} 0: waited for steps 1: step 22 after 20\n", shown)
+        self.assertIn(f"one d: {logs} step 22 after 20\n", shown)
 
     def test_a_binary_that_says_nothing_of_its_end_is_named(self):
         self.binary("killed", "kill -9 $$", PASSED)

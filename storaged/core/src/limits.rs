@@ -97,6 +97,9 @@ pub const SURVEY_REFRESH_MS: u64 = 2_000;
 /// been sealed, and none is being digested.
 pub const COMMIT_MAX_MS: u64 = 120_000;
 
+/// Epochs whose groups a node remembers, with the newest: a step is described and committed within a few, or given up.
+pub const EPOCHS_KEPT: usize = 8;
+
 /// A home node commits nothing later than that, and gives it up so much later: in between every home node hears of a
 /// commit that another one has just made, so that no checkpoint is committed at one and given up at another.
 pub const COMMIT_SETTLE_MS: u64 = 10_000;

@@ -174,6 +174,7 @@ pub(super) async fn enter(
         poll: membership.poll,
         replace_after: membership.replace_after,
         is_news: false,
+        passed: Vec::new(),
         is_doubtful: false,
         news: news.clone(),
         going: going.clone(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use storaged_core::{Input, QueryId, RegistryFault};
+use storaged_core::{Input, PassedEpoch, QueryId, RegistryFault};
 use storaged_plan::Cordon;
 use storaged_wire::{Namespace, NodeName, RunId};
 use tokio::sync::{Notify, mpsc, watch};
@@ -88,7 +88,9 @@ impl Members {
 impl Daemon {
     pub(super) fn members_changed(&mut self, change: Change) -> MembersNews {
         match change {
-            Change::Roster(roster) => MembersNews::Taken(self.take_roster(*roster)),
+            Change::Roster { roster, passed } => {
+                MembersNews::Taken(self.take_roster(*roster, passed))
+            }
             Change::Fault(fault) => {
                 match &fault {
                     Some(fault) => tracing::warn!(fault, "the roster is not followed"),
@@ -101,7 +103,7 @@ impl Daemon {
         }
     }
 
-    fn take_roster(&mut self, roster: Roster) -> Option<Input> {
+    fn take_roster(&mut self, roster: Roster, passed: Vec<PassedEpoch>) -> Option<Input> {
         let mut taken = self.config.clone();
         let place = roster.place(&self.config.name)?.clone();
         if let Err(error) = taken.take_roster(&roster, &place) {
@@ -113,7 +115,7 @@ impl Daemon {
             self.links.registry_fault = Some(chain(&error));
             return None;
         }
-        let input = self.reload_peers(&taken);
+        let input = self.reload_peers(&taken, passed);
         if let Some(members) = &mut self.members {
             members.roster = roster;
         }

@@ -1,6 +1,6 @@
 //! What the driver does for the operator: events of the network as log lines, the pages, and reloads.
 
-use storaged_core::{Input, Viewer};
+use storaged_core::{Input, PassedEpoch, Viewer};
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{NodeName, decode};
 
@@ -236,7 +236,7 @@ impl Daemon {
             );
         }
         self.reload_keys(&taken);
-        let input = self.reload_peers(&taken);
+        let input = self.reload_peers(&taken, Vec::new());
         tracing::info!(kept = fixed.len(), "reloaded the configuration");
         self.show();
         input
@@ -273,7 +273,11 @@ impl Daemon {
         }
     }
 
-    pub(super) fn reload_peers(&mut self, taken: &Config) -> Option<Input> {
+    pub(super) fn reload_peers(
+        &mut self,
+        taken: &Config,
+        passed: Vec<PassedEpoch>,
+    ) -> Option<Input> {
         let is_same = self.config.members == taken.members && self.config.epoch == taken.epoch;
         if self.config.peers == taken.peers && is_same {
             return None;
@@ -310,6 +314,7 @@ impl Daemon {
         (!is_same).then(|| Input::Members {
             epoch: taken.epoch,
             members: taken.members.clone(),
+            passed,
         })
     }
 }

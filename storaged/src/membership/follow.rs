@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use storaged_core::PassedEpoch;
+use storaged_core::limits::EPOCHS_KEPT;
 use storaged_wire::{Geometry, NodeName};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
@@ -41,7 +43,11 @@ pub struct Sight {
 #[derive(Debug)]
 pub enum Change {
     /// There is another roster, in which this node still fills its place.
-    Roster(Box<Roster>),
+    Roster {
+        roster: Box<Roster>,
+        /// Epochs before it of which the driver has not heard.
+        passed: Vec<PassedEpoch>,
+    },
     /// Another node fills this one's place, or it was removed.
     PlaceTaken { epoch: u64, change: String },
     /// Why the registry cannot be used now; none: it can again.
@@ -67,6 +73,8 @@ pub struct Following {
     pub replace_after: Option<Duration>,
     /// The driver has not heard of the roster yet.
     pub is_news: bool,
+    /// Nor of these, which came before.
+    pub passed: Vec<PassedEpoch>,
     /// The registry did not have the known epoch when it was looked at last.
     pub is_doubtful: bool,
     /// Told when there is something that the known roster does not say.
@@ -197,9 +205,7 @@ impl Following {
 
     /// Reads what is newer. What of it the driver must hear: also when the registry failed in between, and answers again.
     async fn read(&mut self) -> Result<Option<Change>, RegistryError> {
-        if let Some(newer) = self.registry.newer_than(&self.roster).await? {
-            self.take(newer);
-        }
+        self.catch_up().await?;
         if !self.is_news {
             return Ok(None);
         }
@@ -208,12 +214,28 @@ impl Following {
         Ok(Some(change))
     }
 
-    fn take(&mut self, newer: Roster) {
+    /// Takes what is newest in the registry; whether it was news.
+    async fn catch_up(&mut self) -> Result<bool, RegistryError> {
+        let Some(newer) = self.registry.newer_than(&self.roster).await? else {
+            return Ok(false);
+        };
+        let between = self.registry.between(&self.roster, &newer).await?;
+        self.take(newer, &between);
+        Ok(true)
+    }
+
+    fn take(&mut self, newer: Roster, between: &[Roster]) {
         tracing::info!(
             epoch = newer.epoch,
             change = newer.change,
             "the roster changed"
         );
+        let untold = Some(&self.roster).filter(|_| self.is_news);
+        let passed = untold.into_iter().chain(between).map(Roster::passed);
+        self.passed.extend(passed);
+        // No more than are remembered: the registry may fail in between for long.
+        let excess = (self.passed.len() + 1).saturating_sub(EPOCHS_KEPT);
+        self.passed.drain(..excess);
         self.roster = newer;
         self.is_news = true;
     }
@@ -227,7 +249,10 @@ impl Following {
                     let (there, here) = (&place.address, &self.arrival.address);
                     tracing::error!(%there, %here, "another machine has this node's name and certificate, and has said that it is at its place");
                 }
-                return Ok(Change::Roster(Box::new(self.roster.clone())));
+                return Ok(Change::Roster {
+                    roster: Box::new(self.roster.clone()),
+                    passed: std::mem::take(&mut self.passed),
+                });
             }
             let own = self.roster.place(&self.place);
             let node = &self.arrival.node;
@@ -238,11 +263,9 @@ impl Following {
             };
             let next = next.seated_after(&self.roster, self.geometry);
             match self.registry.propose(&next).await? {
-                Proposal::Taken => self.take(next),
+                Proposal::Taken => self.take(next, &[]),
                 Proposal::Outrun => {
-                    if let Some(newer) = self.registry.newer_than(&self.roster).await? {
-                        self.take(newer);
-                    }
+                    self.catch_up().await?;
                 }
             }
         }
@@ -261,10 +284,8 @@ impl Following {
         while let Some(next) = self.roster.left_by(&self.arrival.node, "it was drained") {
             let next = next.seated_after(&self.roster, self.geometry);
             if self.registry.propose(&next).await? == Proposal::Taken {
-                self.take(next);
-            } else if let Some(newer) = self.registry.newer_than(&self.roster).await? {
-                self.take(newer);
-            } else {
+                self.take(next, &[]);
+            } else if !self.catch_up().await? {
                 // Outrun by what cannot be read yet: the next look comes soon.
                 return Ok(None);
             }
@@ -282,7 +303,7 @@ impl Following {
         self.registry.confirm(&self.roster).await?;
         let next = next.seated_after(&self.roster, self.geometry);
         if self.registry.propose(&next).await? == Proposal::Taken {
-            self.take(next);
+            self.take(next, &[]);
         }
         self.read().await
     }

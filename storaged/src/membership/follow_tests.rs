@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
-use super::tests::{entering, following, lost, name, places, sight, three_in_a_registry};
+use super::tests::{after, entering, following, lost, name, places, sight, three_in_a_registry};
 use super::*;
 
 const POLL: Duration = Duration::from_secs(60);
@@ -43,7 +43,7 @@ impl Follower {
     /// The places once the follower has changed them, or heard that they are others.
     async fn next_places(&mut self) -> Vec<String> {
         match self.changes.recv().await {
-            Some(Change::Roster(roster)) => places(&roster),
+            Some(Change::Roster { roster, .. }) => places(&roster),
             other => panic!("{other:?}"),
         }
     }
@@ -200,4 +200,44 @@ async fn a_spare_takes_a_vacant_place_within_a_quarter_of_its_poll() {
     assert_eq!(entered.place, name("b"));
     let took = vacant.elapsed();
     assert!(took <= Duration::from_secs(15), "{took:?}");
+}
+
+/// Nodes that looked in between may have described steps in each of these epochs.
+#[tokio::test(start_paused = true)]
+async fn whoever_looks_late_hears_of_the_epochs_in_between() {
+    for (count, first) in [(1, 4), (2, 4), (20, 16)] {
+        let mut follower = Follower::start().await;
+        let mut all = vec![follower.registry.newest().await.unwrap().unwrap()];
+        for change in 0..count {
+            let newest = all.last().expect("a roster");
+            let next = match change % 2 {
+                0 => lost(newest, "b"),
+                _ => after(newest, "b"),
+            };
+            follower.registry.propose(&next).await.unwrap();
+            all.push(next);
+        }
+        let Some(Change::Roster { roster, passed }) = follower.changes.recv().await else {
+            panic!("no roster after {count} epochs");
+        };
+        assert_eq!(*roster, all[count]);
+        let expected = all
+            .iter()
+            .filter(|it| (first..3 + count as u64).contains(&it.epoch));
+        assert_eq!(passed, expected.map(Roster::passed).collect::<Vec<_>>());
+    }
+}
+
+/// Its place was given up and it takes it again: the driver hears of both epochs.
+#[tokio::test(start_paused = true)]
+async fn whoever_takes_its_place_again_tells_of_the_epoch_before() {
+    let mut follower = Follower::start().await;
+    let newest = follower.registry.newest().await.unwrap().unwrap();
+    let without = lost(&newest, "a");
+    follower.registry.propose(&without).await.unwrap();
+    let Some(Change::Roster { roster, passed }) = follower.changes.recv().await else {
+        panic!("it keeps its place");
+    };
+    assert_eq!(places(&roster), ["a=a/1", "b=b/1", "c=c/1"]);
+    assert_eq!(passed, [without.passed()]);
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use storaged_core::limits::EPOCHS_KEPT;
 use storaged_wire::{Namespace, RunId};
 use thiserror::Error;
 
@@ -155,6 +156,27 @@ impl Registry {
         let newest = self.newest().await?;
         let found = newest.filter(|it| it.epoch >= next.epoch && it.cluster == known.cluster);
         found.map(Some).ok_or_else(|| gone_back(known, None))
+    }
+
+    /// The rosters between two, as far as they are remembered. What cannot be read as one is passed over: the newest counts.
+    ///
+    /// # Errors
+    /// [`RegistryError`] if the store does not answer.
+    pub(super) async fn between(
+        &self,
+        known: &Roster,
+        newest: &Roster,
+    ) -> Result<Vec<Roster>, RegistryError> {
+        let first = (known.epoch + 1).max(newest.epoch.saturating_sub(EPOCHS_KEPT as u64 - 1));
+        let mut found = Vec::new();
+        for epoch in first..newest.epoch {
+            match self.read(epoch).await {
+                Ok(roster) => found.extend(roster),
+                Err(RegistryError::Roster { .. } | RegistryError::AnotherCluster { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
     }
 
     /// Whether the roster that is known here is still part of the registry: one that was put back from an older copy has

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
+use storaged_core::PassedEpoch;
 use storaged_plan::{Cordon, GroupError, Member, Seat, groups, has_levels, levels_shared};
 use storaged_wire::{Geometry, IdError, NodeName};
 use thiserror::Error;
@@ -391,6 +392,14 @@ impl Roster {
     /// Places that nobody fills.
     pub fn vacant(&self) -> impl Iterator<Item = &Place> {
         self.places.iter().filter(|place| place.node.is_none())
+    }
+
+    /// As the decisions hear of it when a newer one is there already.
+    pub fn passed(&self) -> PassedEpoch {
+        PassedEpoch {
+            epoch: self.epoch,
+            members: self.members(),
+        }
     }
 
     /// What groups are made of.

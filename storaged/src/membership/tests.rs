@@ -27,7 +27,7 @@ pub(super) fn arrival(node: &str) -> Arrival {
 }
 
 /// What a node's arrival makes of a roster.
-fn after(roster: &Roster, node: &str) -> Roster {
+pub(super) fn after(roster: &Roster, node: &str) -> Roster {
     match roster.arrive(&arrival(node)) {
         Arrived::Propose(next) => *next,
         other => panic!("{node}: {other:?}"),
@@ -365,6 +365,7 @@ pub(super) fn following(roster: &Roster, place: &str) -> Following {
         poll: Duration::from_secs(1),
         replace_after: Some(Duration::from_secs(10)),
         is_news: false,
+        passed: Vec::new(),
         is_doubtful: false,
         news: Arc::new(Notify::new()),
         going: Arc::new(Notify::new()),
@@ -460,7 +461,7 @@ async fn a_node_takes_its_place_again_and_hears_when_another_has_it() {
     let (changes, mut received) = mpsc::channel(4);
     tokio::spawn(follow(node, seen, changes));
     registry.propose(&lost(&roster, "b")).await.unwrap();
-    let Some(Change::Roster(own)) = received.recv().await else {
+    let Some(Change::Roster { roster: own, .. }) = received.recv().await else {
         panic!("it has its place");
     };
     assert_eq!(places(&own), ["a=a/1", "b=b/1", "c=c/1"]);
@@ -493,7 +494,10 @@ async fn a_node_that_was_seen_between_two_looks_has_come() {
     in_sight.send_replace(sight(&["b", "c"]));
     tokio::time::sleep(Duration::from_millis(100)).await;
     in_sight.send_replace(sight(&["b"]));
-    let Some(Change::Roster(without)) = received.recv().await else {
+    let Some(Change::Roster {
+        roster: without, ..
+    }) = received.recv().await
+    else {
         panic!("it is given up");
     };
     assert_eq!(places(&without), ["a=a/1", "b=b/1", "c=-/1"]);

@@ -17,6 +17,13 @@ use super::{
     ScrubTally, SessionTally, SuccessionFault, Unread, Viewer,
 };
 
+/// The nodes of an epoch in which this node has not been. Others have been, and may have described steps in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PassedEpoch {
+    pub epoch: u64,
+    pub members: Vec<Member>,
+}
+
 /// What happened.
 #[derive(Debug, Clone)]
 pub enum Input {
@@ -47,8 +54,12 @@ pub enum Input {
     /// A connection ended, or the process behind it died.
     Disconnected { conn: ConnId },
     /// There is another list of nodes, this one included, that can be grouped: of another epoch where a registry gives them
-    /// one, else of epoch 1 again.
-    Members { epoch: u64, members: Vec<Member> },
+    /// one, else of epoch 1 again. Epochs that came between this one and the last may have passed before this node looked.
+    Members {
+        epoch: u64,
+        members: Vec<Member>,
+        passed: Vec<PassedEpoch>,
+    },
     /// `Output::CreateSlot` is done.
     SlotCreated { slot: SlotId },
     /// `Output::CreateSlot` failed.

@@ -2,38 +2,39 @@
 //! the new ones, and home nodes are chosen anew.
 //!
 //! Nodes hear of a list one after the other, and all home nodes must build the same manifest. So its groups are those of the epoch
-//! that the node of the committing rank was in when it described the step; the others wait until they know that epoch.
+//! that the node of the committing rank was in when it described the step; the others wait until they know that epoch. Whoever looks
+//! rarely has not been in each: were it told of the newest alone, a step that was described in one between would never commit.
 
 use storaged_plan::{Cordon, Group, Member, groups, homes};
 use storaged_wire::NodeName;
 use storaged_wire::peer::CheckpointKey;
 
+use crate::api::PassedEpoch;
 use crate::context::Context;
-
-/// Epochs whose groups are remembered: a step is described and committed within a few, or given up.
-const EPOCHS_KEPT: usize = 8;
+use crate::limits;
 
 impl Context {
     /// Takes the new list, unless it cannot be grouped: whoever read it has checked that already.
-    pub(crate) fn set_members(&mut self, epoch: u64, mut members: Vec<Member>) {
+    pub(crate) fn set_members(
+        &mut self,
+        epoch: u64,
+        mut members: Vec<Member>,
+        passed: Vec<PassedEpoch>,
+    ) {
         self.mishear_cordons(&mut members);
-        let groups = match self
-            .setup
-            .geometry
-            .map(|geometry| groups(&members, geometry))
-        {
-            None => Vec::new(),
-            Some(Ok(groups)) => groups,
-            Some(Err(_)) => return,
+        let Some(groups) = self.groups_of(&members) else {
+            return;
         };
         if !members.iter().any(|member| member.name == *self.me()) {
             return;
         }
         if epoch != self.setup.epoch && !planted!("epochs_before_forgotten") {
-            let before = (self.setup.epoch, std::mem::take(&mut self.groups));
-            self.earlier_groups.push_back(before);
-            if self.earlier_groups.len() >= EPOCHS_KEPT {
-                self.earlier_groups.pop_front();
+            let before = std::mem::take(&mut self.groups);
+            self.remember_groups(self.setup.epoch, before);
+            for one in passed.iter().filter(|_| !planted!("epochs_passed_over")) {
+                if let Some(groups) = self.groups_of(&one.members) {
+                    self.remember_groups(one.epoch, groups);
+                }
             }
         }
         let names = |of: &[Member]| of.iter().map(|it| it.name.clone()).collect::<Vec<_>>();
@@ -47,6 +48,20 @@ impl Context {
         self.choose_homes_again();
         self.announce_all();
         self.wake_for_the_left();
+    }
+
+    /// None if they cannot be grouped.
+    fn groups_of(&self, members: &[Member]) -> Option<Vec<Group>> {
+        let geometry = self.setup.geometry;
+        geometry.map_or(Some(Vec::new()), |it| groups(members, it).ok())
+    }
+
+    fn remember_groups(&mut self, epoch: u64, groups: Vec<Group>) {
+        self.earlier_groups.push_back((epoch, groups));
+        // The newest is not among them.
+        if self.earlier_groups.len() >= limits::EPOCHS_KEPT {
+            self.earlier_groups.pop_front();
+        }
     }
 
     /// Planted bugs.
@@ -69,7 +84,8 @@ impl Context {
 
     /// The groups of an epoch; none if this node does not know it, or not any more.
     pub(crate) fn groups_at(&self, epoch: u64) -> Option<&[Group]> {
-        if epoch == self.setup.epoch || planted!("groups_of_own_epoch") {
+        let is_coded = self.setup.geometry.is_some();
+        if epoch == self.setup.epoch || !is_coded || planted!("groups_of_own_epoch") {
             return Some(&self.groups);
         }
         let mut earlier = self.earlier_groups.iter();
@@ -151,7 +167,22 @@ mod tests {
 
     fn change(node: &mut Node, epoch: u64, names: &[&str]) -> Vec<PeerMessage> {
         let members = members(names);
-        let outputs = node.handle(Now(2), Input::Members { epoch, members });
+        let passed = Vec::new();
+        hear_of(node, epoch, members, passed)
+    }
+
+    fn hear_of(
+        node: &mut Node,
+        epoch: u64,
+        members: Vec<Member>,
+        passed: Vec<PassedEpoch>,
+    ) -> Vec<PeerMessage> {
+        let heard = Input::Members {
+            epoch,
+            members,
+            passed,
+        };
+        let outputs = node.handle(Now(2), heard);
         sent(prepared(node, Now(2), outputs))
     }
 
@@ -309,6 +340,24 @@ mod tests {
         assert_eq!(manifest.manifest().epoch, 2);
     }
 
+    /// Two epochs came between two of its looks, and a node that was in the first has described a step in it.
+    #[test]
+    fn a_home_node_commits_a_step_of_an_epoch_that_it_has_passed_over() {
+        let between = ["a", "aa", "b", "c", "z"];
+        let passed = PassedEpoch {
+            epoch: 2,
+            members: members(&between),
+        };
+        let (mut late, step) = home();
+        hear_of(&mut late, 3, members(&AFTER), vec![passed]);
+        let late = save(&mut late, step, 2).expect("a commit");
+        let (mut early, _) = home();
+        change(&mut early, 2, &between);
+        let early = save(&mut early, step, 2).expect("a commit");
+        assert_eq!(late.bytes(), early.bytes());
+        assert_eq!(late.manifest().epoch, 2);
+    }
+
     /// `c` tells of the commit of a step, with shards on `a` and `b` and its own parity; the manifest's name.
     fn told_by_c(node: &mut Node, step: u64) -> Digest {
         let shards = manifest(step, &["a", "b"], &["c"], 5, digest(b"shard"));
@@ -391,7 +440,12 @@ mod tests {
         let mut node = last_of(&BEFORE, 2, 1);
         for wrong in [&["a", "b", "c"][..], &["z"]] {
             let members = members(wrong);
-            let said: Vec<Output> = node.handle(Now(2), Input::Members { epoch: 2, members });
+            let heard = Input::Members {
+                epoch: 2,
+                members,
+                passed: Vec::new(),
+            };
+            let said: Vec<Output> = node.handle(Now(2), heard);
             assert!(said.is_empty());
             assert_eq!(node.context().setup.epoch, 1);
         }

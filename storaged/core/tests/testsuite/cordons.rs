@@ -18,7 +18,13 @@ fn all_hear_of(cluster: &mut Cluster, epoch: u64, cordoned: &[usize]) {
     }
     for node in 0..NODES {
         let members = members.clone();
-        cluster.tell(node, Input::Members { epoch, members });
+        let passed = Vec::new();
+        let heard = Input::Members {
+            epoch,
+            members,
+            passed,
+        };
+        cluster.tell(node, heard);
         cluster.run_for(150);
     }
 }

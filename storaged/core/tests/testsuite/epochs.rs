@@ -20,7 +20,13 @@ fn protected() -> Cluster {
 fn all_hear(cluster: &mut Cluster, epoch: u64, count: usize) {
     for node in 0..NODES {
         let members = members(count);
-        cluster.tell(node, Input::Members { epoch, members });
+        let passed = Vec::new();
+        let heard = Input::Members {
+            epoch,
+            members,
+            passed,
+        };
+        cluster.tell(node, heard);
         cluster.run_for(150);
     }
 }

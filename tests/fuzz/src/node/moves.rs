@@ -245,7 +245,13 @@ impl Cluster {
             let skips = node == twist.pick(self.processes.len()) && twist.with() >= 128;
             if has_place && !skips {
                 let members = members.clone();
-                self.tell(node, Input::Members { epoch, members });
+                let passed = Vec::new();
+                let heard = Input::Members {
+                    epoch,
+                    members,
+                    passed,
+                };
+                self.tell(node, heard);
             } else if !has_place && self.is_up(node) {
                 self.continue_if_paused(node);
                 self.end_process(node);

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use storaged_core::Input;
+use storaged_core::{Input, PassedEpoch};
 
 use super::super::world::World;
 use super::links::IDLE_MS;
@@ -286,8 +286,10 @@ impl World {
         }
         let is_filled = |of: &Roster| of.machine_in(place) == Some(machine);
         if registry.of(epoch).is_some_and(is_filled) {
+            let before = registry.epoch_of(machine);
             registry.hears(machine, epoch);
-            return self.takes_roster(machine);
+            let passed = registry.passed(before, epoch);
+            return self.takes_roster(machine, passed);
         }
         // It takes a vacant place again, if it is the first, and hears what became of that.
         let newest = registry.newest();
@@ -313,10 +315,15 @@ impl World {
     }
 
     /// A machine goes by another roster: links to whoever has lost its place end, and begin with whoever has one.
-    fn takes_roster(&mut self, machine: usize) {
+    fn takes_roster(&mut self, machine: usize, passed: Vec<PassedEpoch>) {
         let roster = self.month().registry.remembered_by(machine);
         let (epoch, members) = (roster.epoch, roster.members());
-        self.tell(machine, Input::Members { epoch, members });
+        let heard = Input::Members {
+            epoch,
+            members,
+            passed,
+        };
+        self.tell(machine, heard);
         for other in self.others(machine) {
             if !self.month().registry.lists(machine, other) {
                 self.unlink(machine, other);

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_codec::Geometry;
+use storaged_core::PassedEpoch;
 use storaged_plan::{Cordon, Group, Member, Seat, groups, seats};
 use storaged_wire::NodeName;
 
@@ -96,6 +97,16 @@ impl Registry {
     pub fn of(&self, epoch: u64) -> Option<&Roster> {
         let at = usize::try_from(epoch.checked_sub(1)?).ok()?;
         self.agreed.get(at)
+    }
+
+    /// Those between two epochs.
+    pub fn passed(&self, before: u64, now: u64) -> Vec<PassedEpoch> {
+        let between = (before + 1..now).filter_map(|epoch| self.of(epoch));
+        let passed = between.map(|roster| PassedEpoch {
+            epoch: roster.epoch,
+            members: roster.members(),
+        });
+        passed.collect()
     }
 
     /// The next epoch's roster, whose groups follow from those of the last one.

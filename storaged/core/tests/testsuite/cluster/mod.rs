@@ -215,7 +215,13 @@ impl Cluster {
         self.kill(node);
         for other in 0..self.processes.len() {
             let members = left.clone();
-            self.tell(other, Input::Members { epoch, members });
+            let passed = Vec::new();
+            let heard = Input::Members {
+                epoch,
+                members,
+                passed,
+            };
+            self.tell(other, heard);
         }
     }
 
