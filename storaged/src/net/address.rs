@@ -1,10 +1,12 @@
-//! Where a peer listens: an IP address, or a host's name that is looked up at every dial, because it may have moved.
+//! Where a peer listens: an IP address, or a host's name that is looked up when it is dialled, because it may have moved.
 
 use std::net::SocketAddr;
 use std::str::FromStr;
 
 use serde::Deserialize;
 use thiserror::Error;
+
+use super::lookups::Lookups;
 
 /// A peer's address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
@@ -82,14 +84,15 @@ impl PeerAddress {
             Self::Ip(address) => return Ok(*address),
             Self::Host { name, port } => (name.as_str(), *port),
         };
-        let mut found = tokio::net::lookup_host((name, port)).await?;
+        let found = Lookups::of_the_system().addresses(name).await?;
         let none = || {
             let family = if from.is_ipv4() { "IPv4" } else { "IPv6" };
             std::io::Error::other(format!("expected an {family} address of {name}, got none"))
         };
-        found
-            .find(|address| address.is_ipv4() == from.is_ipv4())
-            .ok_or_else(none)
+        let fits = |address: &&SocketAddr| address.is_ipv4() == from.is_ipv4();
+        let mut address = *found.iter().find(fits).ok_or_else(none)?;
+        address.set_port(port);
+        Ok(address)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Transport between daemons: QUIC with mutual TLS. Owns the endpoints, one link per peer (which is also how a peer's
 //! death is seen), its trunks and the streams. Knows nothing of what the messages mean.
 //!
-//! Order of reading: `tls`, `node_naming`, `authority`, `revoked` and `cert` (who is who), `address`, `agreement` (what nodes must have in common), `runtime` (its threads), `socket` (the
+//! Order of reading: `tls`, `node_naming`, `authority`, `revoked` and `cert` (who is who), `address`, `lookups` (names, few at a time), `agreement` (what nodes must have in common), `runtime` (its threads), `socket` (the
 //! UDP seam), `endpoint` (start, accept), `hello` (first records), `link` (one connection per peer, kept and reported), `trunks` and `trunk` (more for data), `dial`, `transport` (what connections are set to),
 //! `pulse` (whether the peer is there), `probe` (whether anybody is there at all), `streams` (what it sends), `requests` (what it asks), `failure` (whose fault the end of a connection is).
 
@@ -15,6 +15,7 @@ mod failure;
 mod frame;
 mod hello;
 mod link;
+mod lookups;
 mod node_naming;
 mod pace;
 mod probe;
