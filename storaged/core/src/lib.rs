@@ -43,9 +43,9 @@ mod trickle;
 
 pub use api::{
     Authorship, CheckPart, ClaimFault, ClaimedRun, ConnId, Curation, CurationFault, DigestCause,
-    DigestTally, DurableFault, DurableForm, DurableListing, DurablePolicy, ExpectedShard,
-    FalseStatement, FoundSuccessions, HeldBlock, Input, Leftovers, LinkRates, MemoryShare,
-    MessageLimits, Note, Now, Output, ParityId, PassedEpoch, Preparation, Prepared, QueryId,
+    DigestTally, DurableFault, DurableForm, DurableListing, DurablePolicy, EpochMembers,
+    ExpectedShard, FalseStatement, FoundSuccessions, HeldBlock, Input, Leftovers, LinkRates,
+    MemoryShare, MessageLimits, Note, Now, Output, ParityId, Preparation, Prepared, QueryId,
     RateBasis, Registration, RegistryFault, Removed, RequestId, RunAuthority, RunsWithoutTier,
     ScrubPiece, ScrubTally, SessionPurpose, SessionTally, SessionWork, SetAside, SetAsideCause,
     Setup, Sink, SlotShard, Source, StripeTurn, SuccessionFault, Trust, Unread, UploadBase,

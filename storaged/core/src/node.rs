@@ -172,11 +172,7 @@ impl Node {
             Input::RequestComes { conn, bytes } => self.cx.request_comes(conn, bytes),
             Input::Connected { conn, viewer } => drop(self.cx.viewers.insert(conn, viewer)),
             Input::Disconnected { conn } => self.disconnected(conn),
-            Input::Members {
-                epoch,
-                members,
-                passed,
-            } => self.cx.set_members(epoch, members, passed),
+            Input::Members { newest, passed } => self.cx.set_members(newest, passed),
             Input::SlotCreated { slot } => self.cx.slot_created(slot),
             Input::SlotFailed { slot, reason } => self.cx.slot_failed(slot, &reason),
             Input::Digested {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use storaged_core::{Input, PassedEpoch, QueryId, RegistryFault};
+use storaged_core::{EpochMembers, Input, QueryId, RegistryFault};
 use storaged_plan::Cordon;
 use storaged_wire::{Namespace, NodeName, RunId};
 use tokio::sync::{Notify, mpsc, watch};
@@ -103,7 +103,7 @@ impl Daemon {
         }
     }
 
-    fn take_roster(&mut self, roster: Roster, passed: Vec<PassedEpoch>) -> Option<Input> {
+    fn take_roster(&mut self, roster: Roster, passed: Vec<EpochMembers>) -> Option<Input> {
         let mut taken = self.config.clone();
         let place = roster.place(&self.config.name)?.clone();
         if let Err(error) = taken.take_roster(&roster, &place) {

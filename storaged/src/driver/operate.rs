@@ -1,6 +1,6 @@
 //! What the driver does for the operator: events of the network as log lines, the pages, and reloads.
 
-use storaged_core::{Input, PassedEpoch, Viewer};
+use storaged_core::{EpochMembers, Input, Viewer};
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{NodeName, decode};
 
@@ -276,7 +276,7 @@ impl Daemon {
     pub(super) fn reload_peers(
         &mut self,
         taken: &Config,
-        passed: Vec<PassedEpoch>,
+        passed: Vec<EpochMembers>,
     ) -> Option<Input> {
         let is_same = self.config.members == taken.members && self.config.epoch == taken.epoch;
         if self.config.peers == taken.peers && is_same {
@@ -312,8 +312,10 @@ impl Daemon {
         }
         // Another machine in a place is to the decisions the same member: they see its node come up.
         (!is_same).then(|| Input::Members {
-            epoch: taken.epoch,
-            members: taken.members.clone(),
+            newest: EpochMembers {
+                epoch: taken.epoch,
+                members: taken.members.clone(),
+            },
             passed,
         })
     }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use storaged_core::PassedEpoch;
+use storaged_core::EpochMembers;
 use storaged_core::limits::EPOCHS_KEPT;
 use storaged_wire::{Geometry, NodeName};
 use tokio::sync::{Notify, mpsc, watch};
@@ -46,7 +46,7 @@ pub enum Change {
     Roster {
         roster: Box<Roster>,
         /// Epochs before it of which the driver has not heard.
-        passed: Vec<PassedEpoch>,
+        passed: Vec<EpochMembers>,
     },
     /// Another node fills this one's place, or it was removed.
     PlaceTaken { epoch: u64, change: String },
@@ -74,7 +74,7 @@ pub struct Following {
     /// The driver has not heard of the roster yet.
     pub is_news: bool,
     /// Nor of these, which came before.
-    pub passed: Vec<PassedEpoch>,
+    pub passed: Vec<EpochMembers>,
     /// The registry did not have the known epoch when it was looked at last.
     pub is_doubtful: bool,
     /// Told when there is something that the known roster does not say.

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
-use storaged_core::PassedEpoch;
+use storaged_core::EpochMembers;
 use storaged_plan::{Cordon, GroupError, Member, Seat, groups, has_levels, levels_shared};
 use storaged_wire::{Geometry, IdError, NodeName};
 use thiserror::Error;
@@ -395,8 +395,8 @@ impl Roster {
     }
 
     /// As the decisions hear of it when a newer one is there already.
-    pub fn passed(&self) -> PassedEpoch {
-        PassedEpoch {
+    pub fn passed(&self) -> EpochMembers {
+        EpochMembers {
             epoch: self.epoch,
             members: self.members(),
         }

@@ -23,7 +23,7 @@ const SLOW: Duration = Duration::from_secs(3);
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
 type Resolver = dyn Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync;
-type Found = Result<Arc<[SocketAddr]>, Arc<io::Error>>;
+type LookupOutcome = Result<Arc<[SocketAddr]>, Arc<io::Error>>;
 
 static SYSTEM: LazyLock<Arc<Lookups>> = LazyLock::new(|| {
     let ask = |name: &str| Ok((name, 0).to_socket_addrs()?.collect());
@@ -39,24 +39,24 @@ pub(super) struct Lookups {
 
 #[derive(Default)]
 struct LookupState {
-    names: HashMap<String, Lookup>,
+    names: HashMap<String, NameLookup>,
     /// Names that no thread has begun with.
     turns: VecDeque<String>,
     threads: usize,
     told: Option<Instant>,
 }
 
-struct Lookup {
+struct NameLookup {
     asked: Instant,
     answer: watch::Sender<Option<Answer>>,
 }
 
 struct Answer {
-    found: Found,
+    found: LookupOutcome,
     at: Instant,
 }
 
-impl Lookup {
+impl NameLookup {
     fn is_over(&self) -> bool {
         let answer = self.answer.borrow();
         answer
@@ -102,7 +102,7 @@ impl Lookups {
             lookup.answer.subscribe()
         } else {
             let (sender, answer) = watch::channel(None);
-            let lookup = Lookup {
+            let lookup = NameLookup {
                 asked: Instant::now(),
                 answer: sender,
             };
@@ -145,7 +145,7 @@ impl Looker {
     fn next(&mut self) -> Option<String> {
         let mut state = self.lookups.state();
         while let Some(name) = state.turns.pop_front() {
-            if state.names.get(&name).is_some_and(Lookup::is_wanted) {
+            if state.names.get(&name).is_some_and(NameLookup::is_wanted) {
                 return Some(name);
             }
             state.names.remove(&name);

@@ -17,9 +17,9 @@ use super::{
     ScrubTally, SessionTally, SuccessionFault, Unread, Viewer,
 };
 
-/// The nodes of an epoch in which this node has not been. Others have been, and may have described steps in it.
+/// The nodes of an epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PassedEpoch {
+pub struct EpochMembers {
     pub epoch: u64,
     pub members: Vec<Member>,
 }
@@ -54,11 +54,11 @@ pub enum Input {
     /// A connection ended, or the process behind it died.
     Disconnected { conn: ConnId },
     /// There is another list of nodes, this one included, that can be grouped: of another epoch where a registry gives them
-    /// one, else of epoch 1 again. Epochs that came between this one and the last may have passed before this node looked.
+    /// one, else of epoch 1 again. Others may have described steps in epochs that
+    /// passed before this node looked.
     Members {
-        epoch: u64,
-        members: Vec<Member>,
-        passed: Vec<PassedEpoch>,
+        newest: EpochMembers,
+        passed: Vec<EpochMembers>,
     },
     /// `Output::CreateSlot` is done.
     SlotCreated { slot: SlotId },

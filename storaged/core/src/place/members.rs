@@ -9,18 +9,14 @@ use storaged_plan::{Cordon, Group, Member, groups, homes};
 use storaged_wire::NodeName;
 use storaged_wire::peer::CheckpointKey;
 
-use crate::api::PassedEpoch;
+use crate::api::EpochMembers;
 use crate::context::Context;
 use crate::limits;
 
 impl Context {
     /// Takes the new list, unless it cannot be grouped: whoever read it has checked that already.
-    pub(crate) fn set_members(
-        &mut self,
-        epoch: u64,
-        mut members: Vec<Member>,
-        passed: Vec<PassedEpoch>,
-    ) {
+    pub(crate) fn set_members(&mut self, newest: EpochMembers, passed: Vec<EpochMembers>) {
+        let EpochMembers { epoch, mut members } = newest;
         self.mishear_cordons(&mut members);
         let Some(groups) = self.groups_of(&members) else {
             return;
@@ -175,11 +171,10 @@ mod tests {
         node: &mut Node,
         epoch: u64,
         members: Vec<Member>,
-        passed: Vec<PassedEpoch>,
+        passed: Vec<EpochMembers>,
     ) -> Vec<PeerMessage> {
         let heard = Input::Members {
-            epoch,
-            members,
+            newest: EpochMembers { epoch, members },
             passed,
         };
         let outputs = node.handle(Now(2), heard);
@@ -344,7 +339,7 @@ mod tests {
     #[test]
     fn a_home_node_commits_a_step_of_an_epoch_that_it_has_passed_over() {
         let between = ["a", "aa", "b", "c", "z"];
-        let passed = PassedEpoch {
+        let passed = EpochMembers {
             epoch: 2,
             members: members(&between),
         };
@@ -440,11 +435,9 @@ mod tests {
         let mut node = last_of(&BEFORE, 2, 1);
         for wrong in [&["a", "b", "c"][..], &["z"]] {
             let members = members(wrong);
-            let heard = Input::Members {
-                epoch: 2,
-                members,
-                passed: Vec::new(),
-            };
+            let newest = EpochMembers { epoch: 2, members };
+            let passed = Vec::new();
+            let heard = Input::Members { newest, passed };
             let said: Vec<Output> = node.handle(Now(2), heard);
             assert!(said.is_empty());
             assert_eq!(node.context().setup.epoch, 1);

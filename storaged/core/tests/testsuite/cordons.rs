@@ -2,7 +2,7 @@
 
 use crate::cluster::Cluster;
 use crate::testkit::{members, name};
-use storaged_core::{Input, Viewer};
+use storaged_core::{EpochMembers, Input, Viewer};
 use storaged_plan::Cordon;
 use storaged_wire::local::DurableWish;
 
@@ -20,8 +20,7 @@ fn all_hear_of(cluster: &mut Cluster, epoch: u64, cordoned: &[usize]) {
         let members = members.clone();
         let passed = Vec::new();
         let heard = Input::Members {
-            epoch,
-            members,
+            newest: EpochMembers { epoch, members },
             passed,
         };
         cluster.tell(node, heard);

@@ -2,7 +2,7 @@
 
 use crate::cluster::{Block, Cluster};
 use crate::testkit::members;
-use storaged_core::Input;
+use storaged_core::{EpochMembers, Input};
 use storaged_wire::local::DurableWish;
 
 const NODES: usize = 6;
@@ -22,8 +22,7 @@ fn all_hear(cluster: &mut Cluster, epoch: u64, count: usize) {
         let members = members(count);
         let passed = Vec::new();
         let heard = Input::Members {
-            epoch,
-            members,
+            newest: EpochMembers { epoch, members },
             passed,
         };
         cluster.tell(node, heard);

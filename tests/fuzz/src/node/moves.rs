@@ -1,7 +1,7 @@
 //! What an input's bytes do, six at a time: time passes, honest jobs save and restore, and everything else happens to them.
 
 use storaged_codec::digest;
-use storaged_core::{ConnId, DurableFault, Input, Viewer};
+use storaged_core::{ConnId, DurableFault, EpochMembers, Input, Viewer};
 use storaged_plan::Cordon;
 use storaged_wire::local::Role;
 use storaged_wire::{Generation, TenantName};
@@ -247,8 +247,7 @@ impl Cluster {
                 let members = members.clone();
                 let passed = Vec::new();
                 let heard = Input::Members {
-                    epoch,
-                    members,
+                    newest: EpochMembers { epoch, members },
                     passed,
                 };
                 self.tell(node, heard);

@@ -392,6 +392,7 @@ impl World {
 
     pub(super) fn end_incarnation(&mut self, IncarnationId { job, id }: IncarnationId) {
         let again = self.now + 300 + self.random(2_000);
+        self.breaks_off(IncarnationId { job, id });
         let it = &mut self.month().jobs.all[job];
         let Some(at) = it.alive.iter().position(|it| it.id == id) else {
             return;

@@ -8,6 +8,7 @@
 
 mod asks;
 mod blocks;
+mod commits;
 mod cordons;
 mod failures;
 mod faults;
@@ -32,6 +33,7 @@ use super::world::{Limits, Scripted, World};
 use crate::testkit::{CHUNK_BYTES, Event};
 
 pub use asks::is_of_month;
+pub use commits::Commits;
 pub use jobs::Jobs;
 pub use places::PlaceEvent;
 pub use promises::Promises;
@@ -195,6 +197,8 @@ pub struct Month {
     pub in_turn: (usize, u64),
     pub weather: Weather,
     pub registry: Registry,
+    /// Steps that are to commit.
+    pub commits: Commits,
     /// Chunks that have rotted.
     pub rotten: Vec<Rotten>,
     pub jobs: Jobs,
@@ -216,6 +220,7 @@ impl World {
             in_turn: (0, 15_000),
             weather: Weather::of(scenario.tier),
             registry: Registry::new(limits.nodes),
+            commits: Commits::default(),
             rotten: Vec::new(),
             jobs: Jobs::new(scenario.jobs, limits),
             promises: Promises::default(),
@@ -251,6 +256,7 @@ impl World {
             self.keep_promises();
         }
         self.requests_are_answered_in_time();
+        self.steps_commit();
     }
 
     /// Whether faults have ended and their effects had their time.

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use storaged_core::{Input, PassedEpoch};
+use storaged_core::{EpochMembers, Input};
 
 use super::super::world::World;
 use super::links::IDLE_MS;
@@ -315,12 +315,11 @@ impl World {
     }
 
     /// A machine goes by another roster: links to whoever has lost its place end, and begin with whoever has one.
-    fn takes_roster(&mut self, machine: usize, passed: Vec<PassedEpoch>) {
+    fn takes_roster(&mut self, machine: usize, passed: Vec<EpochMembers>) {
         let roster = self.month().registry.remembered_by(machine);
         let (epoch, members) = (roster.epoch, roster.members());
         let heard = Input::Members {
-            epoch,
-            members,
+            newest: EpochMembers { epoch, members },
             passed,
         };
         self.tell(machine, heard);

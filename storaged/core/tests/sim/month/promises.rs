@@ -63,6 +63,8 @@ pub struct Promises {
     opened: Vec<(usize, RunId, u64)>,
     /// Runs that heard of a newer one, of which job, and when.
     fenced: Vec<(usize, RunId, u64)>,
+    /// Requests for a run whose job ended before the answer: which job's, from when to when.
+    broken_off: Vec<(usize, u64, u64)>,
     /// Steps that restarts have failed from.
     pub failures: Failures,
     pub kept_steps: KeptSteps,
@@ -72,6 +74,12 @@ pub struct Promises {
 }
 
 impl Promises {
+    /// Whether a step or a newer one of its job has.
+    pub fn has_committed(&self, key: &CheckpointKey) -> bool {
+        let mut newer = self.names.range(key..);
+        newer.any(|(of, _)| of.namespace == key.namespace)
+    }
+
     pub fn lost(&mut self, node: usize) {
         for floor in self.floors.values_mut() {
             floor.lost.insert(node);
@@ -165,6 +173,16 @@ impl World {
         }
     }
 
+    /// An incarnation ends that may wait for its run. It may have been opened, and nobody is there who would be told.
+    pub(super) fn breaks_off(&mut self, whose: IncarnationId) {
+        let now = self.now;
+        let month = self.month();
+        let asked = month.jobs.asked.values();
+        let of_it = asked.filter(|it| it.incarnation == whose.id && matches!(it.what, What::Run));
+        let broken_off = of_it.map(|it| (whose.job, it.at, now));
+        month.promises.broken_off.extend(broken_off);
+    }
+
     /// A run that was asked for and not given ends no job.
     pub(super) fn only_an_opened_run_fences(&mut self) {
         let now = self.now;
@@ -173,6 +191,10 @@ impl World {
         for (job, run, at) in promises.fenced.iter().filter(due) {
             let mut opened = promises.opened.iter();
             let by = opened.any(|it| it.0 == *job && it.1 > *run && it.2 <= *at);
+            let mut broken_off = promises.broken_off.iter();
+            let by = by
+                || broken_off
+                    .any(|(of, from, to)| of == job && (*from..*to + TOLD_MS).contains(at));
             assert!(
                 by,
                 "a failed open_run ends no job: run {run} was fenced off at {at} ms, and no newer one was opened"

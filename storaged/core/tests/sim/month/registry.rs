@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_codec::Geometry;
-use storaged_core::PassedEpoch;
+use storaged_core::EpochMembers;
 use storaged_plan::{Cordon, Group, Member, Seat, groups, seats};
 use storaged_wire::NodeName;
 
@@ -100,9 +100,9 @@ impl Registry {
     }
 
     /// Those between two epochs.
-    pub fn passed(&self, before: u64, now: u64) -> Vec<PassedEpoch> {
+    pub fn passed(&self, before: u64, now: u64) -> Vec<EpochMembers> {
         let between = (before + 1..now).filter_map(|epoch| self.of(epoch));
-        let passed = between.map(|roster| PassedEpoch {
+        let passed = between.map(|roster| EpochMembers {
             epoch: roster.epoch,
             members: roster.members(),
         });

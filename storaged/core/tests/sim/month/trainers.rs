@@ -238,7 +238,8 @@ impl World {
             run,
             step,
         };
-        self.is_described(key, place.pid.node);
+        self.is_described(key.clone(), place.pid.node);
+        self.is_to_commit(key, IncarnationId { job, id });
         let commit = commit_step(step, DurableWish::Policy);
         self.ask_in_month(
             IncarnationId { job, id },

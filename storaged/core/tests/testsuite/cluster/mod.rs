@@ -10,7 +10,8 @@ pub mod tokens;
 use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_core::{
-    ConnId, DurableForm, DurablePolicy, Input, MemoryShare, MessageLimits, Note, Setup,
+    ConnId, DurableForm, DurablePolicy, EpochMembers, Input, MemoryShare, MessageLimits, Note,
+    Setup,
 };
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::peer::PeerMessage;
@@ -217,8 +218,7 @@ impl Cluster {
             let members = left.clone();
             let passed = Vec::new();
             let heard = Input::Members {
-                epoch,
-                members,
+                newest: EpochMembers { epoch, members },
                 passed,
             };
             self.tell(other, heard);
