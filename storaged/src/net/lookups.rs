@@ -22,7 +22,7 @@ const WANTED_FOR: Duration = Duration::from_secs(5);
 const SLOW: Duration = Duration::from_secs(3);
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
-type Resolver = dyn Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync;
+type AskResolver = dyn Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync;
 type LookupOutcome = Result<Arc<[SocketAddr]>, Arc<io::Error>>;
 
 static SYSTEM: LazyLock<Arc<Lookups>> = LazyLock::new(|| {
@@ -33,7 +33,7 @@ static SYSTEM: LazyLock<Arc<Lookups>> = LazyLock::new(|| {
 /// Lookups that share their threads.
 pub(super) struct Lookups {
     at_once: usize,
-    resolver: Box<Resolver>,
+    resolver: Box<AskResolver>,
     state: Mutex<LookupState>,
 }
 
@@ -48,10 +48,10 @@ struct LookupState {
 
 struct NameLookup {
     asked: Instant,
-    answer: watch::Sender<Option<Answer>>,
+    answer: watch::Sender<Option<LookupAnswer>>,
 }
 
-struct Answer {
+struct LookupAnswer {
     found: LookupOutcome,
     at: Instant,
 }
@@ -75,7 +75,7 @@ impl Lookups {
         &SYSTEM
     }
 
-    fn new(at_once: usize, resolver: Box<Resolver>) -> Arc<Self> {
+    fn new(at_once: usize, resolver: Box<AskResolver>) -> Arc<Self> {
         let state = Mutex::default();
         Arc::new(Self {
             at_once,
@@ -94,7 +94,7 @@ impl Lookups {
         found.map_err(|error| io::Error::new(error.kind(), error))
     }
 
-    fn ask(self: &Arc<Self>, name: &str) -> watch::Receiver<Option<Answer>> {
+    fn ask(self: &Arc<Self>, name: &str) -> watch::Receiver<Option<LookupAnswer>> {
         let mut state = self.state();
         let known = state.names.get_mut(name).filter(|it| !it.is_over());
         let answer = if let Some(lookup) = known {
@@ -162,7 +162,7 @@ impl Looker {
         let mut state = self.lookups.state();
         if let Some(lookup) = state.names.get(name) {
             let at = Instant::now();
-            lookup.answer.send_replace(Some(Answer { found, at }));
+            lookup.answer.send_replace(Some(LookupAnswer { found, at }));
         }
         let is_told = |at: Instant| at.elapsed() < TELL_EVERY;
         if took >= SLOW && !state.told.is_some_and(is_told) {
