@@ -79,7 +79,7 @@ pub(crate) struct Budget {
 #[derive(Debug)]
 struct Reserved {
     bytes: u64,
-    tenant: Box<str>,
+    of: Namespace,
 }
 
 /// A tenant's part.
@@ -357,18 +357,18 @@ impl Budget {
         if bytes == 0 || self.counted_with(bytes, of) > self.room_of(of) {
             return;
         }
-        let tenant: Box<str> = tenant_of(of).into();
-        let requests = &mut self.tenants.entry(tenant.clone()).or_default().requests;
-        *requests = requests.saturating_add(bytes);
-        self.requests.insert(conn, Reserved { bytes, tenant });
+        let tenant = self.tenants.entry(tenant_of(of).into()).or_default();
+        tenant.requests = tenant.requests.saturating_add(bytes);
+        let of = of.clone();
+        self.requests.insert(conn, Reserved { bytes, of });
     }
 
     /// It is here and worked on, or comes no more.
     pub fn release_request(&mut self, conn: ConnId) {
-        let Some(Reserved { bytes, tenant }) = self.requests.remove(&conn) else {
+        let Some(Reserved { bytes, of }) = self.requests.remove(&conn) else {
             return;
         };
-        if let Some(tenant) = self.tenants.get_mut(&tenant) {
+        if let Some(tenant) = self.tenants.get_mut(tenant_of(&of)) {
             tenant.requests = tenant.requests.saturating_sub(bytes);
         }
     }
@@ -389,9 +389,10 @@ impl Budget {
         if beyond_share || beyond_room {
             return Err(self.no_room(bytes, of));
         }
-        let tenant: Box<str> = tenant_of(of).into();
-        self.tenants.entry(tenant.clone()).or_default().reserved += bytes;
-        let before = self.reserved.insert(purpose, Reserved { bytes, tenant });
+        let tenant = self.tenants.entry(tenant_of(of).into()).or_default();
+        tenant.reserved += bytes;
+        let of = of.clone();
+        let before = self.reserved.insert(purpose, Reserved { bytes, of });
         assert!(before.is_none(), "{purpose:?} is reserved once");
         Ok(())
     }
@@ -424,6 +425,14 @@ impl Budget {
         self.reserved.get(&purpose).map_or(0, |it| it.bytes)
     }
 
+    /// Bytes of a job's parity.
+    pub fn parity_of(&self, job: &Namespace) -> u64 {
+        let all = self.reserved.iter();
+        let parity =
+            all.filter(|(purpose, it)| matches!(purpose, Reservation::Parity(_)) && it.of == *job);
+        parity.map(|(_, it)| it.bytes).sum()
+    }
+
     /// Bytes that each tenant has, and its share.
     pub fn by_tenant(&self) -> impl Iterator<Item = (&str, u64, MemoryShare)> {
         let (all, allowed) = (self.tenants.iter(), self.allowance());
@@ -432,10 +441,10 @@ impl Budget {
 
     /// Gives bytes back.
     pub fn release(&mut self, purpose: Reservation) {
-        let Some(Reserved { bytes, tenant }) = self.reserved.remove(&purpose) else {
+        let Some(Reserved { bytes, of }) = self.reserved.remove(&purpose) else {
             return;
         };
-        if let Some(tenant) = self.tenants.get_mut(&tenant) {
+        if let Some(tenant) = self.tenants.get_mut(tenant_of(&of)) {
             tenant.reserved = tenant.reserved.saturating_sub(bytes);
         }
     }

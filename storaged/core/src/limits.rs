@@ -239,8 +239,8 @@ pub const SESSION_RETRY_MS: u64 = 1_000;
 /// How often that wait doubles while a lane fails again and again: to 32 s.
 pub const SESSION_RETRY_DOUBLINGS: u32 = 5;
 
-/// The same where one member blames another: to 8 s. A leader does not hear that a link between two others is back, so a longer wait
-/// leaves a step unprotected for as long after the fault has ended.
+/// The same where one member blames another, or has no room: to 8 s. A leader hears neither that a link between two others is back nor
+/// that another node has room again, so a longer wait leaves a step unprotected for as long after the fault has ended.
 pub const LINK_RETRY_DOUBLINGS: u32 = 3;
 
 /// Nodes tell each other so often which jobs have trainers, beside when that changes.

@@ -9,6 +9,36 @@ use super::Config;
 /// Ranks per node that the bill is made out for.
 const RANKS: [u64; 3] = [1, 4, 8];
 
+/// What the Python package asks for above a shard, for items that are no tensors, beside 4 KiB for each of them: `SPARE_BYTES` of its
+/// `_arena.py`.
+pub(super) const PYTHON_SPARE_BYTES: u64 = 1 << 20;
+
+/// What a node keeps while its ranks save.
+struct ShardDemand {
+    ranks: u128,
+    /// Of a rank.
+    slots: u128,
+    /// Parity sets, for each rank.
+    parity: u128,
+    /// Shards of whose chunks there are tables, for each rank.
+    tables: u128,
+    chunk: u128,
+}
+
+impl ShardDemand {
+    /// Whether shards of so many bytes fit a budget.
+    fn fits(&self, bytes: u64, budget: u64) -> bool {
+        use storaged_core::limits::{TABLE_BYTES_PER_CHUNK, TABLES_FREE_BYTES};
+        let (shard, budget) = (u128::from(bytes), u128::from(budget));
+        let grain = u128::from(storaged_core::SLOT_GRAIN_BYTES);
+        let slot = (shard + u128::from(PYTHON_SPARE_BYTES)).next_multiple_of(grain);
+        let blocks = self.ranks * (self.slots * slot + self.parity * shard);
+        let chunks = shard.div_ceil(self.chunk);
+        let tables = self.ranks * self.tables * chunks * u128::from(TABLE_BYTES_PER_CHUNK);
+        blocks <= budget && blocks + tables <= budget + u128::from(TABLES_FREE_BYTES)
+    }
+}
+
 impl Config {
     /// Parity sets that this node holds for each of its ranks, by the groups that it codes.
     fn groups_coded(&self) -> u64 {
@@ -35,26 +65,26 @@ impl Config {
     /// The largest shard for so many ranks per node: each has its slots, and parity is there once more while a step is
     /// coded, beside that of the safe steps that stay. Digests and fingerprints of chunks take room too.
     pub fn shard_bytes_max(&self, ranks: u64) -> u64 {
-        let coded = self.groups_coded();
-        let copies = u128::from(self.slots_per_rank as u64 + self.parity_copies() * coded);
-        let k = self.geometry.map_or(0, |geometry| geometry.k() as u64);
-        // This node keeps the tables of its own shards, and where it codes those of the shards that it codes for.
-        let tables = u128::from(self.slots_per_rank as u64 * (1 + k * coded));
-        let chunk = self.chunk.bytes() as u128;
-        let ranks = u128::from(ranks.max(1));
-        let share = |budget: u64, per_chunk: u128| {
-            let most = u128::from(budget) * chunk / (ranks * per_chunk).max(1);
-            u64::try_from(most).unwrap_or(u64::MAX)
+        let demand = ShardDemand {
+            ranks: u128::from(ranks.max(1)),
+            slots: self.slots_per_rank as u128,
+            parity: u128::from(self.parity_copies() * self.groups_coded()),
+            // This node keeps the tables of its own shards, and where it codes those of the shards that it codes for.
+            tables: self.slots_per_rank as u128
+                * (1 + u128::from(self.groups_coded())
+                    * self.geometry.map_or(0, |geometry| geometry.k() as u128)),
+            chunk: self.chunk.bytes() as u128,
         };
-        let tables_free = self
-            .budget
-            .saturating_add(storaged_core::limits::TABLES_FREE_BYTES);
-        let blocks = share(self.budget, copies * chunk);
-        let with_tables = share(
-            tables_free,
-            copies * chunk + tables * u128::from(storaged_core::limits::TABLE_BYTES_PER_CHUNK),
-        );
-        blocks.min(with_tables)
+        let (mut fits, mut beyond) = (0, self.budget.saturating_add(1));
+        while beyond - fits > 1 {
+            let bytes = fits + (beyond - fits) / 2;
+            if demand.fits(bytes, self.budget) {
+                fits = bytes;
+            } else {
+                beyond = bytes;
+            }
+        }
+        fits
     }
 
     /// The smallest budget in which one rank can save step after step: the slot of the newest step and that of the next,
@@ -77,14 +107,19 @@ impl Config {
         let coded = self.groups_coded();
         let _ = writeln!(
             text,
-            "RAM per rank and byte of shard: {} slots and, as this node codes for {coded} groups, {} to {} of parity",
+            "RAM per rank and byte of shard: {} slots (of 1 MiB more, in whole 2 MiB) and, as this node codes for {coded} groups, {} to {} of parity",
             self.slots_per_rank,
             self.keep_steps as u64 * coded,
             self.parity_copies() * coded
         );
         for ranks in RANKS {
-            let most = ByteSize::b(self.shard_bytes_max(ranks));
-            let _ = writeln!(text, "ranks per node {ranks}  shards up to {most}");
+            let _ = match self.shard_bytes_max(ranks) {
+                0 => writeln!(text, "ranks per node {ranks}  no shards fit"),
+                most => {
+                    let most = ByteSize::b(most);
+                    writeln!(text, "ranks per node {ranks}  shards up to {most}")
+                }
+            };
         }
         text.truncate(text.trim_end().len());
         text

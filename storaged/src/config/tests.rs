@@ -440,3 +440,37 @@ fn a_budget_counts_the_parity_of_others() {
     let error = parse(text).unwrap_err().to_string();
     assert!(error.contains("expected at least 4.5 MiB"), "{error}");
 }
+
+/// Of three nodes whose groups are (2,1) two code for the group of another one, and one for none.
+#[test]
+fn the_bill_counts_slots_as_they_are_taken() {
+    let most = |name: &str, ranks: u64| {
+        let peers = ["n0", "n1", "n2"].iter().filter(|peer| **peer != name);
+        let peers: String = peers
+            .map(|peer| format!("[[peers]]\nname = '{peer}'\naddress = '127.0.0.2:9300'\n"))
+            .collect();
+        let text = format!(
+            "tls = {{ ca = 'a', certificate = 'b', key = 'c' }}\nnode = {{ name = '{name}' }}\n\
+             [coding]\nk = 2\nm = 1\n[memory]\nbudget = '44MiB'\n{peers}"
+        );
+        let config = parse(&text).unwrap();
+        config.shard_bytes_max(ranks)
+    };
+    let mut all = ["n0", "n1", "n2"].map(|name| most(name, 1));
+    all.sort_unstable();
+    // Three slots of 8 MiB, for 7 and what Python asks for above them, and parity of two steps; or three slots of 14 MiB.
+    assert_eq!(all, [7 << 20, 7 << 20, 13 << 20]);
+    assert_eq!(["n0", "n1", "n2"].map(|name| most(name, 8)), [0; 3]);
+}
+
+#[test]
+fn python_asks_for_what_the_bill_counts() {
+    let arena = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../sdk/python/python/storaged/torch/_arena.py"
+    );
+    let arena = std::fs::read_to_string(arena).unwrap();
+    let line = arena.lines().find(|line| line.starts_with("SPARE_BYTES ="));
+    assert_eq!(line, Some("SPARE_BYTES = 1 << 20"));
+    assert_eq!(super::bill::PYTHON_SPARE_BYTES, 1 << 20);
+}

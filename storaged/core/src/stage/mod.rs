@@ -12,6 +12,7 @@ mod late_word;
 mod lifetime;
 mod manifest_key;
 mod notify;
+mod parity_room;
 mod pins;
 mod retire;
 mod room;

@@ -26,7 +26,7 @@ pub(crate) fn slot_capacity(bytes: u64) -> u64 {
 enum Grant {
     /// It is there, or being made.
     Given,
-    /// The rank's slots are all in use.
+    /// The rank's slots are all in use, or another one would take the room of the parity of the step before.
     InUse,
     /// The rank may have another one, and the budget is full.
     NoRoom(NoRoom),
@@ -71,6 +71,9 @@ impl Context {
         self.drop_small_free_slots(namespace, rank, bytes);
         let most = self.setup.slots_per_rank;
         if self.slots_that_count(namespace, rank) >= most {
+            return Grant::InUse;
+        }
+        if !self.leaves_parity_its_room(namespace, rank, bytes) {
             return Grant::InUse;
         }
         let is_spare = self.slots_in_use(namespace, rank) >= most;
@@ -326,7 +329,10 @@ impl Context {
         let may_have_more =
             |attached: &Attached, rank| self.slots_that_count(&attached.namespace, rank) < most;
         match self.trainer(id) {
-            Ok((attached, _, rank, _)) if may_have_more(&attached, rank) => {
+            Ok((attached, _, rank, _))
+                if may_have_more(&attached, rank)
+                    && slot_capacity(bytes) > self.budget.room_of(&attached.namespace) =>
+            {
                 let capacity = slot_capacity(bytes);
                 let of = attached.namespace;
                 let no_room = self.budget.no_room(capacity, &of);

@@ -37,4 +37,5 @@ mod scrub;
 mod slots;
 mod tenants;
 mod tier;
+mod tight_room;
 mod verdict;

@@ -50,10 +50,15 @@ impl Context {
         if first.is_ok() || bytes > self.budget.total() {
             return first;
         }
+        self.make_budget_room(bytes, of);
+        self.budget.reserve(purpose, bytes, of)
+    }
+
+    /// What is needed less than a save gives way.
+    pub(in crate::stage) fn make_budget_room(&mut self, bytes: u64, of: &Namespace) {
         self.give_up_bases();
         self.give_up_kept_for(bytes, of);
         self.evict_for(bytes, of);
-        self.budget.reserve(purpose, bytes, of)
     }
 
     /// Whether what another job gives up would be room for this one: not if it is at its tenant's own limit, nor where the other's

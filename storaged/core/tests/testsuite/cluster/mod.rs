@@ -79,6 +79,8 @@ impl Default for Room {
 pub struct Stage {
     k: usize,
     m: usize,
+    /// Nodes with a trainer, from the first on.
+    ranks: usize,
     pub stripes: u64,
     room: Room,
     /// How the durable tier behaves, if there is one.
@@ -99,6 +101,7 @@ impl Stage {
         Self {
             k,
             m,
+            ranks: k,
             stripes,
             room,
             tier,
@@ -196,6 +199,13 @@ impl Cluster {
         Self::begun(stage, k + m)
     }
 
+    /// The coding nodes have trainers too, and code for one another.
+    pub fn start_with_ranks_on_all(k: usize, m: usize, stripes: u64, room: Room) -> Self {
+        let mut stage = Stage::new(k, m, stripes, None, room);
+        stage.ranks = k + m;
+        Self::begun(stage, k + m)
+    }
+
     /// More nodes than one group has.
     pub fn start_of(nodes: usize, k: usize, m: usize, stripes: u64) -> Self {
         let stage = Stage::new(k, m, stripes, None, Room::default());
@@ -252,7 +262,7 @@ impl Cluster {
             panic!("no run: {reply:?}");
         };
         self.scene.run = Some(run);
-        (0..self.scene.k).for_each(|node| self.attach(node));
+        (0..self.scene.ranks).for_each(|node| self.attach(node));
     }
 
     /// The job's next save is of the step after this one.
@@ -275,7 +285,7 @@ impl Cluster {
         };
         assert_eq!(run.number(), 1);
         self.scene.run = Some(run);
-        (0..self.scene.k).for_each(|node| self.attach(node));
+        (0..self.scene.ranks).for_each(|node| self.attach(node));
     }
 
     /// A trainer of the job's run connects, also again after its daemon was restarted.
@@ -283,7 +293,7 @@ impl Cluster {
         let role = Role::Trainer {
             run: self.scene.run.expect("the job has opened a run"),
             rank: Rank::new(node as u32),
-            world_size: WorldSize::new(self.scene.k as u32).unwrap(),
+            world_size: WorldSize::new(self.scene.ranks as u32).unwrap(),
         };
         let conn = self.connect(node, role);
         self.scene.trainers.insert(node, conn);
@@ -306,7 +316,7 @@ impl Cluster {
     pub fn go_on_with(&mut self, name: &str, run: RunId, step: u64) {
         self.ask_of(name);
         (self.scene.run, self.scene.step) = (Some(run), step);
-        (0..self.scene.k).for_each(|node| self.attach(node));
+        (0..self.scene.ranks).for_each(|node| self.attach(node));
     }
 
     /// The job's trainers go.
