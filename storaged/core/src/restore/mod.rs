@@ -18,6 +18,8 @@ mod opening;
 mod plan;
 mod rates;
 mod reading;
+#[cfg(test)]
+mod scene;
 mod settle;
 mod source_fault;
 mod verdict;
