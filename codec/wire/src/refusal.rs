@@ -45,10 +45,10 @@ pub enum RefusalCode {
     /// The slot is not this connection's, or not in the state that the request needs.
     #[n(11)]
     WrongSlot,
-    /// No restorable checkpoint.
+    /// No restorable checkpoint, or a newer one took the place of the one that was planned: ask for another plan.
     #[n(12)]
     NoCheckpoint,
-    /// The checkpoint exists but too much of it is lost.
+    /// The checkpoint exists but too much of it is lost, and nothing newer took its place.
     #[n(13)]
     TooManyLost,
     /// Bytes do not have the digest that they must have, on every rung.

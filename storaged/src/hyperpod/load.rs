@@ -129,12 +129,16 @@ struct Found {
     length: u64,
 }
 
-async fn find(jobs: &HyperJobs, job: &HyperJob, rank: Rank, step: Step) -> Result<Found, ApiFault> {
-    let missing = || ApiFault::NoShard {
+fn no_shard(job: &HyperJob, rank: Rank, step: Step) -> ApiFault {
+    ApiFault::NoShard {
         namespace: job.name.text.clone(),
         rank: rank.get(),
         step: step.get(),
-    };
+    }
+}
+
+async fn find(jobs: &HyperJobs, job: &HyperJob, rank: Rank, step: Step) -> Result<Found, ApiFault> {
+    let missing = || no_shard(job, rank, step);
     let record = jobs.known(job).await?;
     if record.is_deleted(step, rank) {
         return Err(missing());
@@ -144,7 +148,11 @@ async fn find(jobs: &HyperJobs, job: &HyperJob, rank: Rank, step: Step) -> Resul
         Err(fault) if fault.is_nothing_saved() => return Err(missing()),
         plan => plan?,
     };
-    let manifest = conn.manifest(plan.manifest).await?;
+    let manifest = match conn.manifest(plan.manifest).await {
+        // A newer step took its place since it was planned.
+        Err(fault) if fault.is_nothing_saved() => return Err(missing()),
+        manifest => manifest?,
+    };
     let length = manifest.manifest().shard(rank).map(|entry| entry.length);
     let length = length.filter(|_| plan.run >= record.since);
     let length = length.ok_or_else(missing)?;
@@ -185,7 +193,13 @@ pub async fn load(
         job.was_read();
     }
     let wanted = Wanted::parse(range, length - FOOTER_BYTES)?;
-    let source = ShardReader::open(conn, manifest, rank, ranges(wanted, length)).await?;
+    let source = match ShardReader::open(conn, manifest, rank, ranges(wanted, length)).await {
+        // A newer step took its place since it was found.
+        Err(ApiFault::Daemon(fault)) if fault.is_nothing_saved() => {
+            return Err(no_shard(job, rank, step));
+        }
+        source => source?,
+    };
     outgoing(source, wanted).await
 }
 

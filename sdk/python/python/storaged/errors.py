@@ -54,7 +54,7 @@ class Busy(StoragedError):
 
 
 class NoCheckpointError(StoragedError, LookupError):
-    """Nothing restorable."""
+    """Nothing restorable, or a newer step took the place of the one that was planned."""
 
 
 class UnknownNamespace(NoCheckpointError):
@@ -62,7 +62,7 @@ class UnknownNamespace(NoCheckpointError):
 
 
 class TooManyLost(StoragedError):
-    """The checkpoint exists, but too much of it is lost."""
+    """The checkpoint exists, but too much of it is lost, and no newer one took its place."""
 
 
 class NewerUnreachable(StoragedError):

@@ -135,14 +135,71 @@ impl ClusterView {
         })
     }
 
-    /// Everybody who could hold it has answered: what none of them knows, nor the durable tier, was retired since it was
-    /// planned. A reader that heard of lost nodes instead would not look for the newer one that took its place.
-    pub fn drop_unknown(&mut self, name: Digest) {
+    /// Of what everybody who could hold it has answered: whether none of them knows it now, nor the durable tier.
+    pub fn is_unknown(&self, name: Digest) -> bool {
         let is_readable = self.durable_fault.is_none() && !self.is_tier_unasked;
         let is_readable = is_readable && self.set_aside.is_empty();
-        if is_readable && !self.states.contains_key(&name) {
-            self.manifests.remove(&name);
-        }
+        let mut said = self.said.values().flatten();
+        let is_told_of = self.durable.contains(&name) || said.any(|it| it.manifest == name);
+        is_readable && !is_told_of
+    }
+
+    /// A node has given nothing of a checkpoint: it counts as one that holds none of it, whatever it said.
+    pub fn has_none_of(&mut self, name: Digest, node: &NodeName) {
+        let Some(mut said) = self.said.get(node).cloned() else {
+            return;
+        };
+        said.retain(|it| it.manifest != name);
+        self.add(node, &said);
+    }
+
+    /// Nodes that say that a newer checkpoint of the same job has come so far.
+    pub fn told_of_newer(
+        &self,
+        key: &CheckpointKey,
+        safe: CheckpointState,
+    ) -> impl Iterator<Item = &NodeName> {
+        let said = self.said.iter();
+        said.filter(move |(_, all)| all.iter().any(|it| is_newer(it, key, safe)))
+            .map(|(node, _)| node)
+    }
+
+    /// Whether a node has blocks of such a newer one: what it lacks of this one it has let go, and not lost. One that was restarted
+    /// without its RAM cannot say so.
+    pub fn has_moved_on(
+        &self,
+        node: &NodeName,
+        key: &CheckpointKey,
+        safe: CheckpointState,
+    ) -> bool {
+        let has_blocks = |it: &Holding| !it.shards.is_empty() || !it.parity.is_empty();
+        let said = self.said.get(node);
+        said.is_some_and(|all| {
+            all.iter()
+                .any(|it| is_newer(it, key, safe) && has_blocks(it))
+        })
+    }
+
+    /// Whether a shard could be had if those that have moved on still held their blocks.
+    pub fn was_enough(
+        &self,
+        manifest: &ManifestBytes,
+        rank: Rank,
+        has_moved_on: impl Fn(&NodeName) -> bool,
+    ) -> bool {
+        let place = LaneBlocks::find(manifest, rank);
+        let found =
+            place.and_then(|(lane, block)| Some((lane, block, LaneBlocks::of(manifest, lane)?)));
+        let Some((lane, block, blocks)) = found else {
+            let shard = manifest.manifest().shard(rank);
+            return shard.is_some_and(|shard| has_moved_on(&shard.node));
+        };
+        let mut there = self.sources(manifest).available(lane, &blocks);
+        let gone = (0..blocks.blocks()).filter(|it| blocks.node(*it).is_some_and(&has_moved_on));
+        there.extend(gone);
+        there.sort_unstable();
+        there.dedup();
+        there.contains(&block) || blocks.enough(&there).is_some()
     }
 
     /// A node's link is down: it holds nothing that can be had now.
@@ -260,6 +317,12 @@ impl ShardSources<'_> {
         let nodes = chosen.into_iter().filter_map(|block| blocks.node(block));
         Some(nodes.cloned().collect())
     }
+}
+
+/// Whether this is a newer checkpoint than that, of the same job, which has come so far.
+fn is_newer(holding: &Holding, than: &CheckpointKey, safe: CheckpointState) -> bool {
+    let key = &holding.key;
+    key.namespace == than.namespace && key > than && holding.state >= safe
 }
 
 /// A node holds a block. Few hold the same one; in the order of their names, so that every survey prefers the same.

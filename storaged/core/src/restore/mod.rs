@@ -1,7 +1,7 @@
 //! Policy of the verb *restore*: the plan before action (`plan` asks, `cluster_view` has what was told, `settle` says for how
 //! long, `offer` what comes of it, `marks` what it must not go below, `expected` and `rates` how long it takes), what a launcher is
 //! told of it (`verdict`, `waiting`) and says of it (`failed`), the ladder per shard (`open`), openings that a
-//! heal serves (`await_repair`), what a drill decodes (`drill_plan`), what nodes hold (`holdings`), what readers get of a manifest (`reading`), and checking a whole checkpoint (`verify`).
+//! heal serves (`await_repair`), what is not lost but was let go (`let_go`), what a drill decodes (`drill_plan`), what nodes hold (`holdings`), what readers get of a manifest (`reading`), and checking a whole checkpoint (`verify`).
 
 mod ask_again;
 mod await_repair;
@@ -11,6 +11,7 @@ mod expected;
 mod failed;
 mod hear;
 mod holdings;
+mod let_go;
 mod marks;
 mod offer;
 mod open;
@@ -18,6 +19,8 @@ mod opening;
 mod plan;
 mod rates;
 mod reading;
+#[cfg(test)]
+mod scene;
 mod settle;
 mod source_fault;
 mod verdict;

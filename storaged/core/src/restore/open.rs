@@ -16,6 +16,7 @@ use storaged_wire::{
 
 use super::cluster_view::ClusterView;
 use super::holdings::unknown_manifest;
+use super::let_go::let_go;
 use super::opening::{OpenRequest, ShardOpen, check_ranges, fingerprints_told};
 use super::plan::SurveyPurpose;
 use super::source_fault::{SourceFault, is_wrong};
@@ -98,8 +99,9 @@ impl Restores {
             return Ok(());
         }
         // Also on a node that the checkpoint does not concern, where a trainer was moved to: whoever takes part in a session
-        // must know the manifest. It goes when the shard is closed (`forget_foreign`).
-        if cx.manifest_named(wish.manifest).is_none() {
+        // must know the manifest. It goes when the shard is closed (`forget_foreign`). What nobody has needs no session: it would bring
+        // a job back that was dropped.
+        if cx.manifest_named(wish.manifest).is_none() && !survey.is_unknown(wish.manifest) {
             cx.adopt_surveyed(&manifest, &survey);
         }
         if cx.will_be_repaired(&wish, &survey, &manifest) {
@@ -112,7 +114,7 @@ impl Restores {
         }
         let namespace = manifest.manifest().namespace.clone();
         let slot = cx.create_slot(&namespace, wish.rank, length, SlotUse::Opening)?;
-        let is_drill = wish.is_drill();
+        let (is_drill, looked_anew) = (wish.is_drill(), wish.looked_anew);
         let withheld = if planted!("withheld_asked") {
             BTreeSet::new()
         } else {
@@ -137,6 +139,7 @@ impl Restores {
                 excluded,
                 faults,
                 is_drill,
+                looked_anew,
                 attempts: 0,
                 rung: Rung::Durable,
                 wary: false,
@@ -218,7 +221,9 @@ impl Restores {
             self.listed_for.insert(query, slot);
             return;
         }
-        self.no_rung_left(slot, cx);
+        if !self.asks_once_more(slot, cx) {
+            self.no_rung_left(slot, cx);
+        }
     }
 
     /// Memory did not give the shard after all, and this is what the durable tier has.
@@ -479,6 +484,14 @@ impl Restores {
         let record = opening.manifest.manifest();
         let corrupt = opening.faults.iter().any(SourceFault::is_corrupt);
         let durable = opening.survey.durable_fault.take();
+        if durable.is_none() && !corrupt && cx.was_let_go_while_opened(&opening) {
+            let refusal = let_go(
+                &CheckpointKey::of(record),
+                opening.rank,
+                &said(&opening.faults),
+            );
+            return cx.reply(opening.id, Reply::Refused(refusal));
+        }
         let code = match &durable {
             Some(fault) if !fault.is_damage() => RefusalCode::DurableUnavailable,
             Some(_) => RefusalCode::Corrupt,
@@ -524,6 +537,8 @@ impl Restores {
     pub(crate) fn openings_forget(&mut self, node: &NodeName) {
         for opening in self.openings.values_mut() {
             opening.excluded.insert(node.clone());
+            // What it let go before it went down counts no more than what it held.
+            opening.survey.forget(node);
         }
     }
 

@@ -31,6 +31,8 @@ pub(crate) struct OpenRequest {
     pub withheld: BTreeSet<NodeName>,
     /// A heal was waited for and did not bring the shard back.
     pub healed_in_vain: bool,
+    /// Those who were to give it had it no more, and all have been asked once more.
+    pub looked_anew: bool,
 }
 
 impl OpenRequest {
@@ -53,6 +55,7 @@ impl OpenRequest {
             without,
             withheld: BTreeSet::new(),
             healed_in_vain: false,
+            looked_anew: false,
         }
     }
 
@@ -81,6 +84,8 @@ pub(crate) struct ShardOpen {
     pub(super) faults: Vec<SourceFault>,
     /// Nothing is lost: what comes is for its reader alone.
     pub(super) is_drill: bool,
+    /// Nobody is asked another time.
+    pub(super) looked_anew: bool,
     pub(super) attempts: usize,
     pub(super) rung: Rung,
     /// A block came out wrong: from now on every block is checked by this node.

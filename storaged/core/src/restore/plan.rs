@@ -510,8 +510,10 @@ impl Restores {
                     TierListing::Asked => Some(DurableFault::TimedOut("no listing in time".into())),
                     TierListing::Absent | TierListing::Unasked | TierListing::Read => None,
                 };
-                if all_answered {
-                    survey.drop_unknown(wish.manifest);
+                // What is here may have been let go since this node asked the others.
+                survey.add(cx.me(), &cx.holdings_of(&plan.namespace));
+                if all_answered && let Some(refusal) = cx.refused_as_let_go(id, &wish, &survey) {
+                    return cx.reply(id, Reply::Refused(refusal));
                 }
                 self.open_surveyed(id, wish, survey, cx);
             }

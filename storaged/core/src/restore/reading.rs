@@ -35,8 +35,19 @@ pub(crate) struct ManifestRequest {
 pub(crate) enum AskedNodes {
     /// Those that should hold it.
     Homes,
-    /// Those that said that they do, and the durable tier; what this said against it.
-    Surveyed(Option<TierWord>),
+    /// Those that said that they do, and the durable tier; why none of them gave it, if none does.
+    Surveyed(Absence),
+}
+
+/// Why nobody has what a manifest names.
+#[derive(Debug, Clone)]
+pub(crate) enum Absence {
+    /// Those that had it are lost, or say nothing.
+    Lost,
+    /// A newer step took its place, and it went with it.
+    LetGo,
+    /// It is for the durable tier to have it.
+    Tier(TierWord),
 }
 
 /// What the durable tier says against its copy, or why it says nothing.
@@ -87,8 +98,8 @@ impl Restores {
         }
         match wait.asked {
             AskedNodes::Homes if !is_late => self.look_for_enclosures(wait.request, cx),
-            AskedNodes::Homes => cx.refuse_manifest(&wait.request, None),
-            AskedNodes::Surveyed(fault) => cx.refuse_manifest(&wait.request, fault),
+            AskedNodes::Homes => cx.refuse_manifest(&wait.request, Absence::Lost),
+            AskedNodes::Surveyed(absence) => cx.refuse_manifest(&wait.request, absence),
         }
     }
 
@@ -118,11 +129,16 @@ impl Restores {
     ) {
         let record = request.manifest.manifest();
         let survey = &plan.survey;
-        let fault = word_of_tier(plan, &CheckpointKey::of(record));
+        let key = CheckpointKey::of(record);
         let from = survey.enclosing(request.manifest.name()).to_vec();
         let named: Vec<Enclosure> = record.enclosures().collect();
         cx.want_enclosures(&named, &from);
-        let asked = AskedNodes::Surveyed(fault);
+        let absence = match word_of_tier(plan, &key) {
+            Some(word) => Absence::Tier(word),
+            None if from.is_empty() && cx.has_given_way(&key, survey) => Absence::LetGo,
+            None => Absence::Lost,
+        };
+        let asked = AskedNodes::Surveyed(absence);
         self.advance_manifest_wait(ManifestWait { request, asked }, cx);
     }
 
@@ -183,7 +199,7 @@ impl Context {
         homes
     }
 
-    fn refuse_manifest(&mut self, request: &ManifestRequest, fault: Option<TierWord>) {
+    fn refuse_manifest(&mut self, request: &ManifestRequest, absence: Absence) {
         let record = request.manifest.manifest();
         let homes = self.homes_of(&CheckpointKey::of(record));
         let down: Vec<&str> = homes
@@ -191,9 +207,19 @@ impl Context {
             .filter(|home| !self.is_up(home))
             .map(NodeName::as_str)
             .collect();
-        let (code, reason) = match fault {
-            Some(TierWord { code, reason }) => (code, format!("; the durable tier: {reason}")),
-            None => (RefusalCode::TooManyLost, String::new()),
+        let (code, reason) = match absence {
+            Absence::Tier(TierWord { code, reason }) => {
+                (code, format!("; the durable tier: {reason}"))
+            }
+            Absence::Lost => (RefusalCode::TooManyLost, String::new()),
+            Absence::LetGo => {
+                let text = format!(
+                    "the schema and metadata of step {} were let go with it for a newer one since it was planned; ask for another plan",
+                    record.step
+                );
+                let refusal = Refusal::new(RefusalCode::NoCheckpoint, text);
+                return self.reply(request.id, Reply::Refused(refusal));
+            }
         };
         let text = format!(
             "the schema and metadata of step {} are on no node that answers (home nodes that are down: [{}]){reason}; start \

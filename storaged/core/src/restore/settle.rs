@@ -192,52 +192,17 @@ impl Context {
 
 #[cfg(test)]
 mod tests {
-    use storaged_codec::digest;
-    use storaged_wire::local::{DurableWish, Reply, Request, Role};
-    use storaged_wire::peer::{HighMark, Holding, Lane, NamespaceMark, PeerMessage};
-    use storaged_wire::{CheckpointState, ManifestBytes, Rank, RefusalCode, RunId, Step};
+    use storaged_wire::local::{DurableWish, Reply, Request};
+    use storaged_wire::peer::{NamespaceMark, PeerMessage};
+    use storaged_wire::{CheckpointState, Rank, RefusalCode};
 
-    use super::*;
-    use crate::api::{
-        ConnId, DurableListing, DurablePolicy, FoundSuccessions, Input, Now, Output, RequestId,
+    use super::super::scene::{
+        FIVE, asked, asked_first, asks, codes, greets, holds, holds_nothing, known, makes_room,
+        manifest, mark, opens, refused,
     };
+    use crate::api::{DurableListing, DurablePolicy, Input, Now, Output};
     use crate::node::Node;
-    use crate::testkit::{
-        TOKEN, hear, hear_from_all, job, last_of, last_with_tier, owner, unknown_to_peers,
-    };
-
-    /// What `a` and `b` save, with parity on `c`.
-    fn manifest(step: u64) -> ManifestBytes {
-        let root = digest(b"any");
-        let manifest = crate::testkit::manifest(step, &["a", "b"], &["c"], 5, root);
-        manifest.seal().expect("a sound manifest")
-    }
-
-    fn asks(node: &mut Node, index: u64, request: Request) -> Vec<Output> {
-        let id = RequestId {
-            conn: ConnId(1),
-            index,
-        };
-        let outputs = node.handle(Now(1_000), Input::Request { id, request });
-        unknown_to_peers(node, Now(1_000), outputs)
-    }
-
-    /// The reader whose requests follow says who it is.
-    fn greets(node: &mut Node) {
-        let hello = Request::Hello {
-            version: storaged_wire::local::LOCAL_VERSION,
-            namespace: job(),
-            token: TOKEN.to_vec().into(),
-            role: Role::Reader,
-        };
-        for output in asks(node, 0, hello) {
-            if let Output::FindSuccessions { query, .. } = output {
-                let outcome = Ok(FoundSuccessions::default());
-                let found = Input::SuccessionsFound { query, outcome };
-                node.handle(Now(1_000), found);
-            }
-        }
-    }
+    use crate::testkit::{hear, hear_from_all, job, last_of, last_with_tier, owner};
 
     /// Asks for the newest step; the number of the question to all.
     fn asks_for_a_plan(node: &mut Node) -> u64 {
@@ -249,98 +214,12 @@ mod tests {
         asked_first(&asks(node, 1, plan))
     }
 
-    /// The number of the question to all.
-    fn asked(outputs: &[Output]) -> Option<u64> {
-        outputs.iter().find_map(|output| match output {
-            Output::Send {
-                message: PeerMessage::HoldingsQuery { query, .. },
-                ..
-            } => Some(*query),
-            _ => None,
-        })
-    }
-
-    fn refused(outputs: &[Output]) -> Option<RefusalCode> {
-        outputs.iter().find_map(|output| match output {
-            Output::Reply {
-                reply: Reply::Refused(refusal),
-                ..
-            } => Some(refusal.code),
-            _ => None,
-        })
-    }
-
-    /// One rank's shard of a protected step, and that this step was protected.
-    fn holds(query: u64, step: u64, rank: u32) -> PeerMessage {
-        let manifest = manifest(step);
-        PeerMessage::Holdings {
-            query,
-            owner: Some(owner()),
-            holdings: vec![Holding {
-                manifest: manifest.name(),
-                key: CheckpointKey {
-                    namespace: job(),
-                    run: RunId::new(1),
-                    step: Step::new(step),
-                },
-                state: CheckpointState::Protected,
-                shards: vec![Rank::new(rank)],
-                parity: Vec::new(),
-                enclosures: storaged_wire::EnclosuresHeld::All,
-            }],
-            mark: Some(mark(step)),
-            copied: None,
-        }
-    }
-
-    fn known(query: u64, step: u64) -> PeerMessage {
-        let manifest = Some(manifest(step).bytes().to_vec().into());
-        PeerMessage::ManifestAnswer {
-            query: Some(query),
-            manifest,
-        }
-    }
-
-    fn mark(step: u64) -> HighMark {
-        HighMark {
-            run: RunId::new(1),
-            step: Step::new(step),
-        }
-    }
-
     fn marked(step: u64) -> PeerMessage {
         PeerMessage::Marks(vec![NamespaceMark {
             namespace: job(),
             owner: owner(),
             mark: mark(step),
         }])
-    }
-
-    const FIVE: [&str; 5] = ["a", "b", "c", "d", "e"];
-
-    /// A reader on `e`, which knows the manifest of step 1, opens rank 0's shard.
-    fn opens(node: &mut Node) -> Vec<Output> {
-        let manifest = manifest(1);
-        let committed = PeerMessage::Committed {
-            manifest: manifest.shared(),
-            durable: storaged_wire::local::DurableWish::Never,
-        };
-        hear_from_all(node, 1, &committed);
-        greets(node);
-        let open = Request::OpenShard {
-            manifest: manifest.name(),
-            rank: Rank::new(0),
-            ranges: vec![],
-            timeout_ms: 60_000,
-            without: None,
-            withheld: None,
-        };
-        asks(node, 1, open)
-    }
-
-    fn makes_room(outputs: &[Output]) -> bool {
-        let mut outputs = outputs.iter();
-        outputs.any(|output| matches!(output, Output::CreateSlot { .. }))
     }
 
     fn lists_tier(outputs: &[Output]) -> bool {
@@ -377,13 +256,7 @@ mod tests {
             assert!(!lists_tier(&outputs), "{outputs:?}");
             let query = asked_first(&outputs);
             for from in ["b", "c"] {
-                let none = PeerMessage::Holdings {
-                    query,
-                    owner: Some(owner()),
-                    holdings: vec![],
-                    mark: None,
-                    copied: None,
-                };
+                let none = holds_nothing(query);
                 assert!(!lists_tier(&hear(&mut node, 1_001, from, none)));
             }
             let outputs = if holder_lives {
@@ -409,13 +282,7 @@ mod tests {
         let query = asked_first(&outputs);
         let mut all = Vec::new();
         for from in ["a", "b"] {
-            let none = PeerMessage::Holdings {
-                query,
-                owner: Some(owner()),
-                holdings: vec![],
-                mark: None,
-                copied: None,
-            };
+            let none = holds_nothing(query);
             all.extend(hear(&mut node, 1_001, from, none));
             let none = PeerMessage::ManifestAnswer {
                 query: Some(query),
@@ -476,28 +343,6 @@ mod tests {
         assert!(outputs.iter().any(is_fetch), "{outputs:?}");
     }
 
-    /// Parity of step `step`, which was protected.
-    fn codes(query: u64, step: u64) -> PeerMessage {
-        let PeerMessage::Holdings {
-            owner,
-            mut holdings,
-            mark,
-            ..
-        } = holds(query, step, 0)
-        else {
-            unreachable!("that is what it makes")
-        };
-        holdings[0].shards.clear();
-        holdings[0].parity = vec![(Lane { group: 0, index: 0 }, 0)];
-        PeerMessage::Holdings {
-            query,
-            owner,
-            holdings,
-            mark,
-            copied: None,
-        }
-    }
-
     /// `e` makes a plan while `a` is down: `b` and `c` say of step 1 what is enough to decode it.
     fn plans_without_a(node: &mut Node) -> u64 {
         for (at, from) in [(1, "b"), (2, "c")] {
@@ -521,13 +366,7 @@ mod tests {
 
     /// Answers of the nodes that are up, about this step.
     fn all_answer(node: &mut Node, query: u64, step: u64, at: u64) -> Vec<Output> {
-        let none = PeerMessage::Holdings {
-            query,
-            owner: Some(owner()),
-            holdings: vec![],
-            mark: None,
-            copied: None,
-        };
+        let none = holds_nothing(query);
         let mut all = hear(node, at, "d", none);
         for (from, said) in [("b", holds(query, step, 1)), ("c", codes(query, step))] {
             all.extend(hear(node, at, from, said));
@@ -567,10 +406,6 @@ mod tests {
         assert_eq!(planned(&outputs), Some(2), "{outputs:?}");
     }
 
-    fn asked_first(outputs: &[Output]) -> u64 {
-        asked(outputs).expect("some are asked")
-    }
-
     #[test]
     fn answers_of_different_moments_are_asked_for_again() {
         let mut node = last_of(&["a", "b", "c"], 2, 1);
@@ -597,13 +432,7 @@ mod tests {
         hear(&mut node, 1, "d", marked(1_000));
         greets(&mut node);
         let query = asks_for_a_plan(&mut node);
-        let none = PeerMessage::Holdings {
-            query,
-            owner: Some(owner()),
-            holdings: vec![],
-            mark: None,
-            copied: None,
-        };
+        let none = holds_nothing(query);
         for from in ["a", "b"] {
             hear(&mut node, 1_001, from, none.clone());
         }

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use crate::cluster::{Cluster, Listing};
 use crate::testkit::{TORCH_METADATA, index, members, namespace, plan_newest, schema_of};
 use storaged_codec::digest;
-use storaged_core::Shown;
+use storaged_core::{ConnId, Shown};
 use storaged_plan::homes;
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::peer::CheckpointKey;
-use storaged_wire::{Digest, EnclosuresHeld, RefusalCode, Step};
+use storaged_wire::{Digest, EnclosuresHeld, Refusal, RefusalCode, Step};
 
 const K: usize = 4;
 const M: usize = 2;
@@ -221,4 +221,54 @@ fn a_reader_is_told_who_should_have_it_when_nobody_does() {
     };
     assert_eq!(refusal.code, RefusalCode::DurableUnavailable);
     assert!(refusal.message.contains("schema and metadata"), "{refusal}");
+}
+
+/// The code that the planned step's manifest is refused with, and the text.
+#[track_caller]
+fn not_described(cluster: &mut Cluster, node: usize, reader: ConnId, manifest: Digest) -> Refusal {
+    match cluster.ask(node, reader, Request::GetManifest { manifest }) {
+        Reply::Refused(refusal) => refusal,
+        other => panic!("expected a refusal, got {other:?}"),
+    }
+}
+
+/// Newer steps have another schema: the one that it named went with it.
+#[test]
+fn what_a_step_named_that_was_retired_since_it_was_planned_is_no_checkpoints_and_not_lost() {
+    const PLANNED: u64 = 3;
+    let mut cluster = Cluster::start(K, M, 10);
+    for _ in 1..=PLANNED {
+        cluster.save_and_wait(DurableWish::Never);
+    }
+    let reader = cluster.connect(0, Role::Reader);
+    let Reply::Plan(plan) = cluster.ask(0, reader, plan_newest(10_000)) else {
+        panic!("expected a plan");
+    };
+    assert_eq!(plan.step, Step::new(PLANNED));
+    for _ in 0..2 {
+        cluster.save_and_wait(DurableWish::Never);
+    }
+    cluster.run_for(60_000);
+    let refusal = not_described(&mut cluster, 0, reader, plan.manifest);
+    assert_eq!(refusal.code, RefusalCode::NoCheckpoint, "{refusal}");
+    for named in ["step 3 ", "another plan"] {
+        assert!(refusal.message.contains(named), "{refusal}");
+    }
+}
+
+/// All that held it were restarted, and nothing is newer.
+#[test]
+fn what_a_step_named_that_was_lost_since_it_was_planned_is_lost() {
+    let mut cluster = Cluster::start_of(NODES + 1, K, M, 10);
+    cluster.save_on_all(NODES, DurableWish::Never);
+    let reader = cluster.connect(NODES, Role::Reader);
+    let Reply::Plan(plan) = cluster.ask(NODES, reader, plan_newest(10_000)) else {
+        panic!("expected a plan");
+    };
+    (0..NODES).for_each(|node| cluster.kill(node));
+    cluster.run_for(5_000);
+    (0..NODES).for_each(|node| cluster.start_after(0, node));
+    cluster.run_for(60_000);
+    let refusal = not_described(&mut cluster, NODES, reader, plan.manifest);
+    assert_eq!(refusal.code, RefusalCode::TooManyLost, "{refusal}");
 }

@@ -3,8 +3,9 @@
 
 use crate::cluster::{Cluster, Listing, STRIPE_MS};
 use crate::testkit::open_shard;
-use storaged_core::RequestId;
-use storaged_wire::local::{DurableWish, Reply, Request, Role, VerifiedPart};
+use storaged_core::{ConnId, RequestId};
+use storaged_wire::local::{DurableWish, Keep, Reply, Request, Role, VerifiedPart};
+use storaged_wire::plan::RestorePlan;
 use storaged_wire::{Rank, RefusalCode, Step};
 
 const NODES: usize = 6;
@@ -39,7 +40,7 @@ fn plan(cluster: &mut Cluster, node: usize, timeout_ms: u32, older: Older) -> Re
 fn ask_again(
     cluster: &mut Cluster,
     node: usize,
-    reader: storaged_core::ConnId,
+    reader: ConnId,
     timeout_ms: u32,
     older: Older,
 ) -> RequestId {
@@ -165,7 +166,10 @@ fn a_step_that_was_retired_since_it_was_planned_is_no_checkpoint_and_not_a_lost_
     let open = open_shard(planned.manifest, Rank::new(1), 60_000);
     let silent = open_shard(planned.manifest, Rank::new(1), 5_000);
     match cluster.ask(0, reader, open) {
-        Reply::Refused(refusal) => assert_eq!(refusal.code, RefusalCode::NoCheckpoint),
+        Reply::Refused(refusal) => {
+            assert_eq!(refusal.code, RefusalCode::NoCheckpoint);
+            assert!(refusal.message.contains("step 1 was let go"), "{refusal}");
+        }
         other => panic!("{other:?}"),
     }
     // Nodes that are down may hold it still: they are waited for.
@@ -175,6 +179,117 @@ fn a_step_that_was_retired_since_it_was_planned_is_no_checkpoint_and_not_a_lost_
         Reply::Refused(refusal) => assert_eq!(refusal.code, RefusalCode::TimedOut),
         other => panic!("{other:?}"),
     }
+}
+
+/// What a reader plans with.
+fn planned(cluster: &mut Cluster, node: usize, reader: ConnId, step: Option<Step>) -> RestorePlan {
+    let plan = Request::Plan {
+        step,
+        timeout_ms: 60_000,
+        allow_older: false,
+    };
+    match cluster.ask(node, reader, plan) {
+        Reply::Plan(plan) => plan,
+        other => panic!("no plan on n{node}: {other:?}"),
+    }
+}
+
+/// The code that the opening of a planned shard is refused with, and the text.
+fn not_opened(
+    cluster: &mut Cluster,
+    node: usize,
+    reader: ConnId,
+    plan: &RestorePlan,
+    rank: u32,
+) -> (RefusalCode, String) {
+    let open = open_shard(plan.manifest, Rank::new(rank), 60_000);
+    match cluster.ask(node, reader, open) {
+        Reply::Refused(refusal) => (refusal.code, refusal.message),
+        other => panic!("rank {rank} at n{node}: {other:?}"),
+    }
+}
+
+/// They lose what is in their RAM, and are there again at once.
+fn emptied(cluster: &mut Cluster, nodes: impl IntoIterator<Item = usize> + Clone) {
+    nodes
+        .clone()
+        .into_iter()
+        .for_each(|node| cluster.kill(node));
+    cluster.run_for(5_000);
+    nodes
+        .into_iter()
+        .for_each(|node| cluster.start_after(0, node));
+    cluster.run_for(5_000);
+}
+
+/// All but one let it go for the newer one; what this one keeps for its reader does not suffice for others.
+#[test]
+fn a_step_that_one_reader_still_holds_is_no_lost_one_for_others() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    cluster.save_and_wait(DurableWish::Never);
+    let planner = cluster.connect(3, Role::Reader);
+    let plan = planned(&mut cluster, 3, planner, None);
+    let holder = cluster.connect(0, Role::Reader);
+    let own = open_shard(plan.manifest, Rank::new(0), 60_000);
+    let opened = cluster.ask(0, holder, own);
+    assert!(matches!(opened, Reply::ShardOpened { .. }), "{opened:?}");
+    for _ in 0..2 {
+        cluster.save_and_wait(DurableWish::Never);
+    }
+    for rank in [0, 1] {
+        let (code, text) = not_opened(&mut cluster, 3, planner, &plan, rank);
+        assert_eq!(code, RefusalCode::NoCheckpoint, "rank {rank}: {text}");
+        assert!(
+            text.contains("step 1 ") && text.contains("another plan"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_step_that_was_lost_since_it_was_planned_is_a_lost_one() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    cluster.save_and_wait(DurableWish::Never);
+    let reader = cluster.connect(0, Role::Reader);
+    let plan = planned(&mut cluster, 0, reader, None);
+    emptied(&mut cluster, 3..NODES);
+    let (code, text) = not_opened(&mut cluster, 0, reader, &plan, 3);
+    assert_eq!(code, RefusalCode::TooManyLost, "{text}");
+}
+
+/// Nobody who is asked has heard of it: they were all restarted, and nothing is newer.
+#[test]
+fn a_step_that_all_who_held_it_have_lost_is_a_lost_one() {
+    let mut cluster = Cluster::start_of(NODES + 1, 4, 2, 10);
+    cluster.save_on_all(NODES, DurableWish::Never);
+    let reader = cluster.connect(NODES, Role::Reader);
+    let plan = planned(&mut cluster, NODES, reader, None);
+    emptied(&mut cluster, 0..NODES);
+    let (code, text) = not_opened(&mut cluster, NODES, reader, &plan, 1);
+    assert_eq!(code, RefusalCode::TooManyLost, "{text}");
+    let process = cluster.processes[NODES].as_ref().expect("it is up");
+    assert!(process.node.shown().is_empty(), "nobody has any of it");
+}
+
+/// It was to stay beside the newer one: that there is one is no reason for what is lost of it.
+#[test]
+fn a_pinned_step_that_is_lost_is_a_lost_one_though_a_newer_one_was_protected() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    cluster.save_and_wait(DurableWish::Never);
+    let reader = cluster.connect(0, Role::Reader);
+    let pin = Request::Keep {
+        run: None,
+        step: Step::new(1),
+        keep: Keep::Pin,
+    };
+    let pinned = cluster.ask(0, reader, pin);
+    assert!(matches!(pinned, Reply::Removed { .. }), "{pinned:?}");
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.assert_all_hold([1, 2]);
+    let plan = planned(&mut cluster, 0, reader, Some(Step::new(1)));
+    emptied(&mut cluster, 3..NODES);
+    let (code, text) = not_opened(&mut cluster, 0, reader, &plan, 3);
+    assert_eq!(code, RefusalCode::TooManyLost, "{text}");
 }
 
 #[test]

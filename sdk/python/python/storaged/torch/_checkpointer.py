@@ -406,7 +406,7 @@ class Checkpointer:
             began = time.time()
             error = self._filled(template, reader, wrong, new_planner(trust_pickle=self.trust_pickle))
             self._loads += 1
-            # Of a step that all nodes have let go of meanwhile no shard is to be had either. One that is lost for good is planned again.
+            # An older daemon calls a step lost too that was let go for a newer one. One that is lost for good is planned again once.
             gone = (NoCheckpointError,) if plan["manifest"] in tried else (NoCheckpointError, TooManyLost)
             tried.add(plan["manifest"])
             is_gone = isinstance(error, gone)
