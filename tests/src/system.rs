@@ -1,8 +1,10 @@
 //! A cluster of real daemons in a directory of its own, and the steps that tests are made of.
 
+use std::fs::File;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
@@ -16,15 +18,34 @@ use tempfile::TempDir;
 
 use crate::clients::Clients;
 
-/// Ports that this test process has given away; processes of other tests start elsewhere.
+/// Ports that this test process has given away.
 static NEXT_PORT: AtomicU16 = AtomicU16::new(0);
 
-/// The first of two ports on which nobody listens. The kernel gives neither to whoever connects (those are 32768 and up): a server that is
-/// started again could not listen there then.
+/// Blocks of ports. The kernel gives none of them to whoever connects (those are 32768 and up): a server that is started again could not
+/// listen there then.
+const BLOCKS: u16 = 170;
+const PORTS_IN_BLOCK: u16 = 128;
+
+/// The block of this test process, which it has for as long as it holds the lock. By their numbers alone two processes would come to the same
+/// ports now and then.
+static BLOCK: LazyLock<(u16, Option<File>)> = LazyLock::new(|| {
+    let first = (std::process::id() % u32::from(BLOCKS)) as u16;
+    let mut blocks = (0..BLOCKS).map(|it| (first + it) % BLOCKS);
+    let locked = blocks.find_map(|block| Some((block, Some(lock_of(block)?))));
+    locked.unwrap_or((first, None))
+});
+
+fn lock_of(block: u16) -> Option<File> {
+    let path = std::env::temp_dir().join(format!("storaged-test-ports-{block}"));
+    let file = File::create(path).ok()?;
+    file.try_lock().is_ok().then_some(file)
+}
+
+/// The first of two ports on which nobody listens.
 pub fn free_ports() -> u16 {
     // The first of a process may still be in use when all tests after it have had theirs.
-    let next = NEXT_PORT.fetch_add(2, Ordering::Relaxed) % 128;
-    10_000 + (std::process::id() % 170) as u16 * 128 + next
+    let next = NEXT_PORT.fetch_add(2, Ordering::Relaxed) % PORTS_IN_BLOCK;
+    10_000 + BLOCK.0 * PORTS_IN_BLOCK + next
 }
 
 /// The `storaged` executable that was built with these tests.
