@@ -30,10 +30,9 @@ const SETTLE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(10);
 /// More than the control messages of a save or of a restart come to: with so many bytes, blocks move.
 const MOVING_BYTES: u64 = 96 << 10;
-/// What a daemon may have resident beside slots and parity, which are memory files that it reads and writes without
-/// mapping them: program, stacks and TLS sessions of a debug build (25 MiB), blocks kept for later (32 MiB at most) and
-/// those in flight.
-const RESIDENT_BYTES_MAX: u64 = 72 << 20;
+/// What a daemon may have resident of its own, beside its program and the slots that it maps: stacks and TLS sessions, blocks kept for
+/// later (32 MiB at most) and those in flight.
+const OWN_BYTES_MAX: u64 = 48 << 20;
 
 /// What a cluster is like.
 #[derive(Clone, Copy, Debug)]
@@ -328,10 +327,12 @@ impl<'a> Site<'a> {
     }
 
     fn check_memory(&self, node: usize) -> Result<()> {
-        let most = self.daemons.resident(node)?.most;
+        let resident = self.daemons.resident(node)?;
+        let in_files = resident.now - resident.own;
+        let most = resident.most.saturating_sub(in_files);
         ensure!(
-            most <= RESIDENT_BYTES_MAX,
-            "n{node} had {most} bytes resident, expected {RESIDENT_BYTES_MAX} at most"
+            most <= OWN_BYTES_MAX,
+            "n{node} had {most} bytes of its own resident, expected {OWN_BYTES_MAX} at most: {resident:?}"
         );
         Ok(())
     }
