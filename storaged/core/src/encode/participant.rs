@@ -535,11 +535,11 @@ impl Context {
             return Ok(SinkState::Parity { index, set, basis });
         }
         let set = ParityId(self.fresh());
-        let reserved = self.reserve(
-            Reservation::Parity(set),
-            derived.blocks.length,
-            &key.namespace,
-        );
+        let (purpose, length) = (Reservation::Parity(set), derived.blocks.length);
+        let mut reserved = self.reserve(purpose, length, &key.namespace);
+        if reserved.is_err() && self.drop_free_slots_beside_two(&key.namespace) {
+            reserved = self.reserve(purpose, length, &key.namespace);
+        }
         let reserved = reserved.map_err(|no_room| {
             let pins = self.pins_in_words(&key.namespace);
             format!("parity that it keeps for others {no_room}: raise memory.budget there{pins}")

@@ -284,7 +284,7 @@ impl Context {
             && self.bears(checkpoint).is_none_or(|bears| bears.losses == 0)
     }
 
-    fn is_of_older_run(&self, checkpoint: &Checkpoint) -> bool {
+    pub(super) fn is_of_older_run(&self, checkpoint: &Checkpoint) -> bool {
         let table = self.namespaces.get(&checkpoint.key.namespace);
         table.is_some_and(|table| checkpoint.key.run < table.fence)
     }

@@ -63,6 +63,7 @@ impl Context {
 
     /// Grants a free slot or starts making one.
     fn grant(&mut self, id: RequestId, namespace: &Namespace, rank: Rank, bytes: u64) -> Grant {
+        self.give_free_slots_to_parity(namespace, rank);
         if let Some(slot) = self.free_slot(namespace, rank, bytes) {
             self.slot_mut(slot).used_for = SlotUse::Held(id.conn);
             self.reply_with_slot(id, slot);
@@ -329,12 +330,13 @@ impl Context {
         let may_have_more =
             |attached: &Attached, rank| self.slots_that_count(&attached.namespace, rank) < most;
         match self.trainer(id) {
-            Ok((attached, _, rank, _))
-                if may_have_more(&attached, rank)
-                    && slot_capacity(bytes) > self.budget.room_of(&attached.namespace) =>
-            {
+            Ok((attached, _, rank, _)) if may_have_more(&attached, rank) => {
                 let capacity = slot_capacity(bytes);
                 let of = attached.namespace;
+                if capacity <= self.budget.room_of(&of) {
+                    let kept = self.kept_for_parity(&of, rank, capacity);
+                    return kept.unwrap_or_else(|| self.busy_refusal(id.conn));
+                }
                 let no_room = self.budget.no_room(capacity, &of);
                 self.no_budget(capacity, &no_room.to_string(), &of)
             }

@@ -1,7 +1,8 @@
 //! Nodes that have shards of a job and code for it too, with room for its two slots and parity, and not for a third slot beside.
 
 use crate::cluster::{CHUNK, Cluster, Room};
-use crate::testkit::namespace;
+use crate::testkit::{acquire_slot, namespace};
+use storaged_wire::Step;
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 
 const STRIPES: u64 = 100;
@@ -74,4 +75,44 @@ fn saves_go_on_when_another_job_has_taken_room_and_gone() {
         cluster.save();
     }
     newest_is_protected(&mut cluster);
+}
+
+/// Its three slots were made while there was room. The other job stays, and beside it there is room for two and for parity.
+#[test]
+fn a_free_slot_gives_its_room_to_parity() {
+    let mut cluster = with_budget(4 * SLOT + 3 * PARITY - 1);
+    cluster.save_and_wait(DurableWish::Never);
+    (0..2).for_each(|_| cluster.save());
+    newest_is_protected(&mut cluster);
+    cluster.run_for(1_000);
+    let run = cluster.run();
+    cluster.begin_job("other");
+    cluster.save();
+    newest_is_protected(&mut cluster);
+    cluster.go_on_with(namespace().as_str(), run, 3);
+    for _ in 0..4 {
+        (0..2).for_each(|_| cluster.save());
+        newest_is_protected(&mut cluster);
+    }
+}
+
+/// Ranks of other nodes hang. What one has sealed alone gives way as it does where there is room.
+#[test]
+fn steps_that_a_rank_keeps_from_committing_give_way_in_little_room() {
+    let mut cluster = with_budget(3 * SLOT + 2 * PARITY - 1);
+    cluster.save_and_wait(DurableWish::Never);
+    let trainer = cluster.trainer(0);
+    let length = STRIPES * CHUNK;
+    for step in 2..=6 {
+        let began = cluster.now;
+        let granted = cluster.ask(0, trainer, acquire_slot(length, 20_000));
+        let Reply::SlotGranted { slot, .. } = granted else {
+            panic!("step {step}: {granted:?}");
+        };
+        let waited = cluster.now - began;
+        assert!(waited < 8_000, "step {step} waited {waited} ms");
+        let step = Step::new(step);
+        let sealed = cluster.ask(0, trainer, Request::SealSlot { slot, step, length });
+        assert!(matches!(sealed, Reply::Done), "{sealed:?}");
+    }
 }

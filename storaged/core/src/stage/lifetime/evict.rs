@@ -266,15 +266,17 @@ impl Context {
         self.retire(key);
     }
 
-    fn drop_free_slots(&mut self, goes: impl Fn(&Slot) -> bool) {
+    pub(in crate::stage) fn drop_free_slots(&mut self, goes: impl Fn(&Slot) -> bool) -> bool {
         let slots = self.slots.iter();
         let free: Vec<_> = slots
             .filter(|(_, slot)| slot.used_for == SlotUse::Free && goes(slot))
             .map(|(id, _)| *id)
             .collect();
+        let is_any = !free.is_empty();
         for slot in free {
             self.drop_slot(slot);
         }
+        is_any
     }
 
     /// What holds the budget, the most first, and what would free it.
