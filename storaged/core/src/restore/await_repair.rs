@@ -9,7 +9,7 @@ use storaged_wire::{CheckpointState, ManifestBytes, Rank, Refusal, RefusalCode};
 
 use super::cluster_view::ClusterView;
 use super::opening::OpenRequest;
-use super::plan::{SurveyPurpose, Surveyor};
+use super::plan::SurveyPurpose;
 use crate::api::{ConnId, Now, RequestId};
 use crate::context::Context;
 use crate::encode::Sessions;
@@ -103,16 +103,10 @@ impl Restores {
             healed_in_vain: true,
             ..wish
         };
-        let Ok(attached) = cx.attached(id).cloned() else {
+        let Ok(surveyor) = cx.surveyor(id) else {
             return;
         };
         let left_ms = u32::try_from(wish.deadline.since(cx.now)).unwrap_or(u32::MAX);
-        let (namespace, owner) = (attached.namespace, attached.owner);
-        let surveyor = Surveyor {
-            id,
-            namespace,
-            owner,
-        };
         let step = self.step_of(wish.manifest, cx);
         self.survey(surveyor, step, left_ms, SurveyPurpose::Open(wish), cx);
     }

@@ -17,15 +17,14 @@ use crate::limits;
 const SLOTS_NEEDED: usize = 2;
 
 impl Context {
-    /// Whether a further slot of a rank leaves room for parity that is to come; what is needed less than a save gives way first. Where not
+    /// Whether a further slot leaves room for parity that is to come; what is needed less than a save gives way first. Where not
     /// even the slot finds room it is refused for that.
     pub(super) fn leaves_parity_its_room(
         &mut self,
         job: &Namespace,
-        rank: Rank,
         bytes: u64,
+        to_come: u64,
     ) -> bool {
-        let to_come = self.parity_to_come(job, rank);
         let slot = slot_capacity(bytes);
         let both = slot.saturating_add(to_come);
         if to_come == 0 || self.budget.room_of(job) >= both {
@@ -40,8 +39,8 @@ impl Context {
 
     /// Where parity finds no room the free slots of ranks that have two in use give it theirs: taken for the next step they would be in its
     /// way as a further one would.
-    pub(super) fn give_free_slots_to_parity(&mut self, job: &Namespace, rank: Rank) {
-        if self.parity_to_come(job, rank) > self.budget.room_of(job) {
+    pub(super) fn give_free_slots_to_parity(&mut self, job: &Namespace, to_come: u64) {
+        if to_come > self.budget.room_of(job) {
             self.drop_free_slots_beside_two(job);
         }
     }
@@ -81,7 +80,7 @@ impl Context {
 
     /// Parity that this node has yet to reserve for a step of which this rank has a shard here. Once one of them is coded all that is older
     /// goes, so it is that of the largest.
-    fn parity_to_come(&self, job: &Namespace, rank: Rank) -> u64 {
+    pub(super) fn parity_to_come(&self, job: &Namespace, rank: Rank) -> u64 {
         if self.setup.geometry.is_none() || planted!("slots_take_paritys_room") {
             return 0;
         }
@@ -94,21 +93,25 @@ impl Context {
         let known = newest_first().find_map(|c| c.manifest.as_ref());
         let unsafe_steps =
             newest_first().take_while(|c| safe.as_ref().is_none_or(|safe| c.key > *safe));
-        let waiting = unsafe_steps.filter(|c| c.shards.contains_key(&rank) && self.may_be_coded(c));
-        let parity = waiting.map(|c| match c.manifest.as_ref().or(known) {
-            Some(manifest) => self.parity_here(manifest),
-            None => self.parity_of_groups(c),
-        });
+        let waiting = unsafe_steps.filter(|c| c.shards.contains_key(&rank) && self.is_coming(c));
         let begun = self.parity_of_unsafe_steps(job);
-        parity.max().unwrap_or(0).saturating_sub(begun)
+        let more = waiting.filter_map(|c| {
+            let parity = match c.manifest.as_ref().or(known) {
+                Some(manifest) => self.parity_here(manifest),
+                None => self.parity_of_groups(c),
+            };
+            // Last, because all nodes of the step are looked at for it, and each save asks.
+            (parity > begun && !self.is_stuck(c)).then(|| parity - begun)
+        });
+        more.max().unwrap_or(0)
     }
 
     /// Whether it is worth to wait for that. One of which nothing is heard any more may wait for a rank that hangs, and would give way to a
     /// newer one if there were a slot for that.
-    fn may_be_coded(&self, checkpoint: &Checkpoint) -> bool {
-        let is_coming = checkpoint.manifest.is_some()
+    fn is_coming(&self, checkpoint: &Checkpoint) -> bool {
+        let is_heard_of = checkpoint.manifest.is_some()
             || self.now.since(checkpoint.news_at) < limits::UPLOAD_YIELDS_AFTER_MS;
-        is_coming && !self.is_stuck(checkpoint) && !self.is_of_older_run(checkpoint)
+        is_heard_of && !self.is_of_older_run(checkpoint)
     }
 
     /// Of a job's first step, about which only the shards that are here are known.

@@ -63,7 +63,8 @@ impl Context {
 
     /// Grants a free slot or starts making one.
     fn grant(&mut self, id: RequestId, namespace: &Namespace, rank: Rank, bytes: u64) -> Grant {
-        self.give_free_slots_to_parity(namespace, rank);
+        let to_come = self.parity_to_come(namespace, rank);
+        self.give_free_slots_to_parity(namespace, to_come);
         if let Some(slot) = self.free_slot(namespace, rank, bytes) {
             self.slot_mut(slot).used_for = SlotUse::Held(id.conn);
             self.reply_with_slot(id, slot);
@@ -74,7 +75,7 @@ impl Context {
         if self.slots_that_count(namespace, rank) >= most {
             return Grant::InUse;
         }
-        if !self.leaves_parity_its_room(namespace, rank, bytes) {
+        if !self.leaves_parity_its_room(namespace, bytes, to_come) {
             return Grant::InUse;
         }
         let is_spare = self.slots_in_use(namespace, rank) >= most;
@@ -324,7 +325,7 @@ impl Context {
         }
     }
 
-    /// Why no slot came in time: the rank's are all in use, or the budget is full.
+    /// Why no slot came in time: the rank's are all in use, what room there is is for parity, or the budget is full.
     pub(crate) fn late_for_slot(&mut self, id: RequestId, bytes: u64) -> Refusal {
         let most = self.setup.slots_per_rank;
         let may_have_more =
