@@ -12,6 +12,7 @@ use storaged_wire::{
 };
 
 use crate::api::{ConnId, Now, ParityId, RequestId, SlotShard};
+use crate::encode::Yielding;
 use crate::failed_steps::FailedRestarts;
 use crate::parcels::Notice;
 use crate::pins::{Pins, Vouched};
@@ -247,8 +248,20 @@ pub(crate) struct Checkpoint {
     pub lanes_led: BTreeSet<Lane>,
     /// Who told of its commit first.
     pub told_by: Option<NodeName>,
-    /// Which node had no room for its part of it when this node heard of it last, and what it said.
-    pub no_room: Option<(NodeName, String)>,
+    /// Which node had no room for its part of it when this node heard of it last.
+    pub no_room: Option<NoRoomThere>,
+    /// Whether its parity here makes way for another step.
+    pub yielding: Yielding,
+}
+
+/// A node has no room for its part of a checkpoint.
+#[derive(Debug, Clone)]
+pub(crate) struct NoRoomThere {
+    pub node: NodeName,
+    /// As it said.
+    pub reason: String,
+    /// Since when some node has none.
+    pub since: Now,
 }
 
 /// How a checkpoint that has left RAM ended.
@@ -375,6 +388,7 @@ impl Checkpoint {
             lanes_led: BTreeSet::new(),
             told_by: None,
             no_room: None,
+            yielding: Yielding::default(),
         }
     }
 

@@ -185,6 +185,16 @@ pub const SHARD_CHUNKS_MAX: u64 =
 /// that a job's trainers are gone, whose RAM then gives way.
 pub const BUDGET_WAIT_MS: u64 = 3_000;
 
+/// Parity of a step that other nodes have had no room for makes way after this time for one that is preferred. Longer than a leader
+/// takes to ask again, so that room which comes meanwhile is found.
+pub const PARITY_YIELDS_AFTER_MS: u64 = 10_000;
+
+/// And after this time for any, because the preferred one may not fit even so.
+pub const PARITY_YIELDS_AT_LAST_MS: u64 = 30_000;
+
+/// For how long a step whose parity made way is not coded there again: what it made way for asks again within this time.
+pub const HELD_OFF_MS: u64 = 30_000;
+
 /// A coding node that is gone for so long is not waited for: a step is protected without it, and topped up when it is
 /// back. Longer than a cut of a second that links recover from by themselves; with the 2.5 s that silence takes to be
 /// noticed, less than half of the 10 s without a protected step that the loss of a node may cost.

@@ -312,6 +312,7 @@ impl Node {
             &|sessions, cx, slot, slow| restores.opening_goes_around(slot, slow, sessions, cx),
             &mut self.cx,
         );
+        self.sessions.free_withdrawn(&mut self.cx);
         self.sessions.tell_losses(&mut self.cx);
         self.sessions.lead_lanes(&mut self.cx);
         self.cx.weigh_all();

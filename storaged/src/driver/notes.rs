@@ -22,6 +22,7 @@ impl Daemon {
             }
             Note::DurableGivenUp { key, reason } => self.durable_given_up(key, reason),
             Note::Abandoned { key, reason } => self.abandoned(key, reason),
+            Note::ParityYields { key } => self.parity_yields(key),
             Note::NotDescribed { key, reason } => self.not_described(key, reason),
             Note::LaneProtected {
                 key,
@@ -92,6 +93,11 @@ impl Daemon {
         if let Some(silent) = self.repeats.tell(&line, self.clock.now()) {
             tracing::warn!(namespace = %key.namespace, run = %key.run, step = key.step.get(), reason, silent, "given up");
         }
+    }
+
+    fn parity_yields(&self, key: &CheckpointKey) {
+        tracing::info!(namespace = %key.namespace, run = %key.run, step = key.step.get(),
+            "parity makes way: other nodes have no room for this step, and this one has none for another; raise memory.budget");
     }
 
     fn not_described(&mut self, key: &CheckpointKey, reason: &str) {

@@ -75,6 +75,8 @@ pub enum Note {
     },
     /// As a home node: a step cannot commit here, because there is no room for what describes it.
     NotDescribed { key: CheckpointKey, reason: String },
+    /// Parity of a step that could not be kept elsewhere makes way here for what could not be kept either.
+    ParityYields { key: CheckpointKey },
     /// A peer has said so much that cannot be that nothing is believed any more which it alone says, until it is restarted.
     Disbelieved { node: NodeName },
 }

@@ -27,9 +27,11 @@ mod topology;
 mod turns;
 mod urgency;
 mod verify_mode;
+mod yielding;
 
 pub use linkstats::{NodeRate, SideRate};
 pub(crate) use session::{Beginning, Restored, SessionGoal};
+pub(crate) use yielding::Yielding;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -4,19 +4,28 @@
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{Digest, NodeName};
 
-use crate::catalog::Checkpoint;
+use crate::catalog::{Checkpoint, NoRoomThere};
 use crate::context::Context;
 use crate::stage::cut;
 
 impl Context {
     /// A node had room for its part of a checkpoint, or says why not: whoever asks why it is not protected is told.
     pub(crate) fn note_room(&mut self, key: &CheckpointKey, node: NodeName, why: Option<&String>) {
+        let now = self.now;
         let Some(checkpoint) = self.checkpoints.get_mut(key) else {
             return;
         };
         match why {
-            Some(reason) => checkpoint.no_room = Some((node, reason.clone())),
-            None => checkpoint.no_room = checkpoint.no_room.take().filter(|(of, _)| *of != node),
+            Some(reason) => {
+                let since = checkpoint.no_room.as_ref().map_or(now, |it| it.since);
+                let reason = reason.clone();
+                checkpoint.no_room = Some(NoRoomThere {
+                    node,
+                    reason,
+                    since,
+                });
+            }
+            None => checkpoint.no_room = checkpoint.no_room.take().filter(|it| it.node != node),
         }
     }
 

@@ -534,11 +534,18 @@ impl Context {
         if let Some(set) = begun {
             return Ok(SinkState::Parity { index, set, basis });
         }
+        if let Some(reason) = self.is_held_off(key) {
+            self.note_room(key, self.me().clone(), Some(&reason));
+            return Err(SessionFault::NoRoom(reason));
+        }
         let set = ParityId(self.fresh());
         let (purpose, length) = (Reservation::Parity(set), derived.blocks.length);
         let mut reserved = self.reserve(purpose, length, &key.namespace);
         if reserved.is_err() && self.drop_free_slots_beside_two(&key.namespace) {
             reserved = self.reserve(purpose, length, &key.namespace);
+        }
+        if reserved.is_err() {
+            self.have_parity_yield(key, length);
         }
         let reserved = reserved.map_err(|no_room| {
             let pins = self.pins_in_words(&key.namespace);

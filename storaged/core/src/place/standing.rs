@@ -154,12 +154,15 @@ impl Standing {
 impl Blocks {
     pub(super) fn of(checkpoint: &Checkpoint) -> Self {
         let whole = checkpoint.shards.iter();
+        let sets = checkpoint.parity.keys().copied();
         Self {
             shards: whole
                 .filter(|(_, shard)| shard.digests.is_some())
                 .map(|(rank, _)| *rank)
                 .collect(),
-            parity: checkpoint.parity.keys().copied().collect(),
+            parity: sets
+                .filter(|place| !checkpoint.yielding.is_withdrawn(*place))
+                .collect(),
             enclosures: EnclosuresHeld::NotAll,
         }
     }
@@ -221,6 +224,21 @@ impl Context {
         if homes.contains(&me) {
             self.weigh(key);
         }
+    }
+
+    /// Whether all home nodes that are up know it.
+    pub(crate) fn homes_know_what_is_held(&self, checkpoint: &Checkpoint) -> bool {
+        let standing = &checkpoint.standing;
+        let knows = |home: &NodeName| {
+            let noted = standing.noted.get(home).copied();
+            let current = self
+                .peers
+                .get(home)
+                .map(|peer| (peer.generation, standing.version));
+            current.is_none() || noted == current
+        };
+        let homes = self.homes_of(&checkpoint.key);
+        homes.iter().filter(|home| *home != self.me()).all(knows)
     }
 
     /// A node says which blocks of a checkpoint it holds.

@@ -291,7 +291,7 @@ impl Context {
     fn say_no_room(&mut self, to: &NodeName, key: &CheckpointKey, named: Digest, reason: String) {
         let me = self.me().clone();
         let known = self.checkpoints.get(key).and_then(|c| c.no_room.as_ref());
-        if known.is_none_or(|(node, _)| *node != me) {
+        if known.is_none_or(|it| it.node != me) {
             let (key, reason) = (key.clone(), reason.clone());
             self.note(Note::NotDescribed { key, reason });
         }

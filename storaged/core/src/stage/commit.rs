@@ -547,8 +547,8 @@ impl Context {
     /// Which node has no room for its part of a checkpoint, as far as this node has heard, while that matters.
     pub(crate) fn no_room_of(&self, checkpoint: &Checkpoint) -> Option<String> {
         let is_whole = self.bears(checkpoint).is_some_and(|bears| bears.is_full());
-        let (node, reason) = checkpoint.no_room.as_ref().filter(|_| !is_whole)?;
-        Some(format!("{node} has no room: {reason}"))
+        let there = checkpoint.no_room.as_ref().filter(|_| !is_whole)?;
+        Some(format!("{} has no room: {}", there.node, there.reason))
     }
 }
 

@@ -1,7 +1,8 @@
 //! Nodes that have shards of a job and code for it too, with room for its two slots and parity, and not for a third slot beside.
 
 use crate::cluster::{CHUNK, Cluster, Room};
-use crate::testkit::{acquire_slot, namespace};
+use crate::testkit::{acquire_slot, commit_step, namespace};
+use storaged_core::ConnId;
 use storaged_wire::Step;
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 
@@ -115,4 +116,154 @@ fn steps_that_a_rank_keeps_from_committing_give_way_in_little_room() {
         let sealed = cluster.ask(0, trainer, Request::SealSlot { slot, step, length });
         assert!(matches!(sealed, Reply::Done), "{sealed:?}");
     }
+}
+
+/// Two jobs that have ended, with the room that nodes have beside what their first steps and the slots of their second ones take.
+struct Rivals {
+    cluster: Cluster,
+    jobs: [&'static str; 2],
+}
+
+const LESS: u64 = 40;
+const LESS_PARITY: u64 = LESS * CHUNK;
+const OTHERS: [&str; 6] = ["other", "another", "third", "fourth", "fifth", "sixth"];
+
+impl Rivals {
+    /// The large job's second step commits first, and both nodes that code have so much room.
+    fn begin(other: &'static str, beside: [u64; 2], idle_job_ms: u64) -> Self {
+        let taken = 4 * SLOT + PARITY + LESS_PARITY;
+        let [first, second] = beside;
+        let room = Room {
+            budgets: [(0, taken + first), (2, taken + second)].into(),
+            idle_job_ms,
+            ..Room::default()
+        };
+        let mut cluster = Cluster::start_with_ranks_on_all(2, 1, STRIPES, room);
+        cluster.save_and_wait(DurableWish::Never);
+        let large = trainers(&cluster);
+        cluster.scene.stripes = LESS;
+        cluster.begin_job(other);
+        cluster.save_and_wait(DurableWish::Never);
+        let small = trainers(&cluster);
+        let both = [(&large, STRIPES), (&small, LESS)];
+        both.iter()
+            .for_each(|(trainers, stripes)| stage_second(&mut cluster, trainers, *stripes));
+        for (trainers, _) in both {
+            let commit = commit_step(Step::new(2), DurableWish::Never);
+            cluster.send(0, trainers[0].1, commit);
+            cluster.run_for(2_000);
+        }
+        for (node, conn) in [large, small].concat() {
+            cluster.disconnect(node, conn);
+        }
+        let jobs = ["job", other];
+        let rivals = Self { cluster, jobs };
+        for job in jobs {
+            assert_eq!(rivals.newest(0, job), Some((2, Some(0))), "{job}");
+        }
+        rivals
+    }
+
+    /// On n0 the large step has its parity and the small one finds no room, on n2 it is the other way round.
+    fn in_each_others_way(other: &'static str, idle_job_ms: u64) -> Self {
+        Self::begin(other, [PARITY + LESS_PARITY - 1, PARITY - 1], idle_job_ms)
+    }
+
+    /// The newest step of a job, and what it bears as this node knows it.
+    fn newest(&self, node: usize, job: &str) -> Option<(u64, Option<u32>)> {
+        let process = self.cluster.processes[node].as_ref().expect("it is up");
+        let shown = process.node.shown().into_iter();
+        let of_job = shown.filter(|it| it.key.namespace.as_str() == job);
+        of_job
+            .map(|it| (it.key.step.get(), it.bears))
+            .max_by_key(|it| it.0)
+    }
+
+    /// Whether a node has parity of the second step of a job.
+    fn has_parity(&self, node: usize, job: &str) -> bool {
+        let process = self.cluster.processes[node].as_ref().expect("it is up");
+        let mut shown = process.node.shown().into_iter();
+        shown.any(|it| {
+            it.key.namespace.as_str() == job && it.key.step.get() == 2 && !it.parity.is_empty()
+        })
+    }
+
+    /// Meanwhile what is protected stays so.
+    fn both_are_protected_within(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            self.cluster.run_for(1_000);
+            for job in self.jobs {
+                let process = self.cluster.processes[1].as_ref().expect("it is up");
+                let shown = process.node.shown().into_iter();
+                let mut of_job = shown.filter(|it| it.key.namespace.as_str() == job);
+                assert!(of_job.any(|it| it.bears == Some(1)), "{job}");
+            }
+        }
+        for node in 0..NODES {
+            for job in self.jobs {
+                assert_eq!(self.newest(node, job), Some((2, Some(1))), "n{node}: {job}");
+            }
+        }
+    }
+}
+
+fn trainers(cluster: &Cluster) -> Vec<(usize, ConnId)> {
+    (0..NODES)
+        .map(|node| (node, cluster.trainer(node)))
+        .collect()
+}
+
+/// All ranks have sealed it, and it is not committed yet.
+fn stage_second(cluster: &mut Cluster, trainers: &[(usize, ConnId)], stripes: u64) {
+    let (step, length) = (Step::new(2), stripes * CHUNK);
+    for (node, conn) in trainers {
+        let granted = cluster.ask(*node, *conn, acquire_slot(length, 10_000));
+        let Reply::SlotGranted { slot, .. } = granted else {
+            panic!("{granted:?}");
+        };
+        let sealed = cluster.ask(*node, *conn, Request::SealSlot { slot, step, length });
+        assert!(matches!(sealed, Reply::Done), "{sealed:?}");
+    }
+}
+
+/// Whichever of the two has the smaller name: where only the other one fits, it takes longer.
+#[test]
+fn two_jobs_that_hold_what_the_other_needs_are_both_protected_in_the_end() {
+    for other in OTHERS {
+        Rivals::in_each_others_way(other, 3_600_000).both_are_protected_within(90);
+    }
+}
+
+/// Both have been idle for longer than a job may be while its room is needed, and neither is what the other has room for.
+#[test]
+fn of_two_jobs_that_have_ended_neither_takes_the_only_copy_of_the_other() {
+    for other in OTHERS {
+        Rivals::in_each_others_way(other, 2_000).both_are_protected_within(90);
+    }
+}
+
+/// What the small one has on n2 is not enough for the large one.
+#[test]
+fn parity_makes_way_for_nobody_who_would_not_fit_even_so() {
+    for other in OTHERS {
+        let mut rivals = Rivals::begin(other, [PARITY + LESS_PARITY - 1, LESS_PARITY], 3_600_000);
+        for _ in 0..60 {
+            rivals.cluster.run_for(1_000);
+            assert!(rivals.has_parity(2, other), "{other}");
+        }
+        rivals.both_are_protected_within(60);
+    }
+}
+
+/// Home nodes would count a set that has gone, and with the last one that is lacking call a step protected.
+#[test]
+fn parity_goes_when_home_nodes_do_not_count_it_any_more() {
+    let mut rivals = Rivals::in_each_others_way("other", 3_600_000);
+    rivals.cluster.scene.unheard.insert(0);
+    for _ in 0..60 {
+        rivals.cluster.run_for(1_000);
+        assert!(rivals.has_parity(0, rivals.jobs[0]), "nobody knows of it");
+    }
+    rivals.cluster.scene.unheard.clear();
+    rivals.both_are_protected_within(60);
 }

@@ -63,12 +63,7 @@ impl Context {
 
     /// Whether what another job gives up would be room for this one: not if it is at its tenant's own limit, nor where the other's
     /// tenant has no more than it is sure of.
-    pub(in crate::stage) fn may_take_from(
-        &self,
-        other: &Namespace,
-        bytes: u64,
-        of: &Namespace,
-    ) -> bool {
+    pub(crate) fn may_take_from(&self, other: &Namespace, bytes: u64, of: &Namespace) -> bool {
         let at_limit = bytes > self.budget.share_left(of);
         other.tenant() == of.tenant()
             || (!at_limit && self.budget.is_above_guarantee(other))
@@ -93,6 +88,13 @@ impl Context {
     /// Jobs other than this one that may go now, in order.
     fn evictable(&self, bytes: u64, of: &Namespace) -> Vec<Evictable> {
         let held = self.bytes_by_job();
+        // Of two jobs that have ended at about the same time, one would be protected at the price of the other's only copy.
+        let own_idle_ms = if self.is_in_use(of) || planted!("ended_jobs_evict_one_another") {
+            0
+        } else {
+            self.idle_ms(of)
+        };
+        let idle_enough_ms = self.setup.idle_job_ms.saturating_add(own_idle_ms);
         let others = held
             .into_iter()
             .filter(|(namespace, _)| namespace != of && self.may_take_from(namespace, bytes, of));
@@ -106,7 +108,7 @@ impl Context {
                 namespace,
                 bytes,
             })
-            .filter(|job| !job.only_copy || job.idle_ms.0 >= self.setup.idle_job_ms)
+            .filter(|job| !job.only_copy || job.idle_ms.0 >= idle_enough_ms)
             .collect();
         jobs.sort();
         jobs
