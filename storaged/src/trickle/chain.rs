@@ -33,6 +33,37 @@ pub(super) enum Stored {
     Increment(IncrementIndex, Digest),
 }
 
+/// Whence it is known how a shard is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// This node would have written it raw: nobody is asked for another form.
+    Assumed,
+    /// From the tier.
+    Asked,
+}
+
+/// Why chunks were not read.
+#[derive(Debug)]
+pub(super) enum NotRead {
+    /// A shard that was taken for raw is not there raw, or not as this node reads it. That says nothing of its other forms.
+    NotRaw(DurableFault),
+    Fault(DurableFault),
+}
+
+impl From<DurableFault> for NotRead {
+    fn from(fault: DurableFault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl From<NotRead> for DurableFault {
+    fn from(not_read: NotRead) -> Self {
+        match not_read {
+            NotRead::NotRaw(fault) | NotRead::Fault(fault) => fault,
+        }
+    }
+}
+
 /// A shard at one checkpoint.
 #[derive(Debug)]
 pub(super) struct Level {
@@ -41,6 +72,7 @@ pub(super) struct Level {
     length: u64,
     leaves: Arc<[Digest]>,
     stored: Stored,
+    form: Form,
     index: IndexStanding,
 }
 
@@ -109,6 +141,21 @@ impl Level {
         )))
     }
 
+    /// What it means that the raw object did not come. One that is locked or not sealed may be what an earlier incarnation left.
+    fn not_raw(&self, error: StoreError) -> NotRead {
+        let is_other = matches!(
+            error,
+            StoreError::NotFound { .. }
+                | StoreError::Locked { .. }
+                | StoreError::NewerForm { .. }
+                | StoreError::Unsealed { .. }
+        );
+        match self.form {
+            Form::Assumed if is_other => NotRead::NotRaw(error.into()),
+            Form::Assumed | Form::Asked => NotRead::Fault(error.into()),
+        }
+    }
+
     fn bytes_of(&self, chunks: &Range<u64>) -> Range<u64> {
         let start = self.chunk().range(chunks.start, self.length).start;
         let end = self.chunk().range(chunks.end, self.length).start;
@@ -166,12 +213,13 @@ impl Trickle {
         &self,
         manifest: &Arc<ManifestBytes>,
         rank: Rank,
+        form: Form,
         trust: &Trust,
     ) -> Result<Chain, DurableFault> {
         let mut levels: Vec<Level> = Vec::new();
         let mut current = manifest.clone();
         loop {
-            let level = self.level(current, rank, trust).await?;
+            let level = self.level(current, rank, form, trust).await?;
             let base = match &level.stored {
                 Stored::Increment(index, _) => Some(self.base_of(&level.manifest, index).await?),
                 _ => None,
@@ -262,6 +310,7 @@ impl Trickle {
         &self,
         manifest: Arc<ManifestBytes>,
         rank: Rank,
+        form: Form,
         trust: &Trust,
     ) -> Result<Level, DurableFault> {
         let record = manifest.manifest();
@@ -269,9 +318,13 @@ impl Trickle {
             .shard(rank)
             .ok_or_else(|| damaged("no such rank"))?
             .length;
-        let (leaves, stored) =
-            futures::future::try_join(self.leaves(record, rank), self.stored(&manifest, rank))
-                .await?;
+        let stored = async {
+            match form {
+                Form::Assumed => Ok(Stored::Raw),
+                Form::Asked => self.stored(&manifest, rank).await,
+            }
+        };
+        let (leaves, stored) = futures::future::try_join(self.leaves(record, rank), stored).await?;
         let index = match &stored {
             Stored::Increment(_, index) => {
                 self.index_standing(&manifest, rank, *index, trust).await?
@@ -285,6 +338,7 @@ impl Trickle {
             length,
             leaves,
             stored,
+            form,
         })
     }
 
@@ -293,7 +347,7 @@ impl Trickle {
         &self,
         chain: &Arc<Chain>,
         chunks: Range<u64>,
-    ) -> Result<Bytes, DurableFault> {
+    ) -> Result<Bytes, NotRead> {
         let mut windows: Vec<Window> = Vec::new();
         let mut wanted = chunks;
         let mut lowest = None;
@@ -314,7 +368,7 @@ impl Trickle {
         }
         let chain = chain.clone();
         let work = move || put_together(&chain, lowest, windows);
-        self.compute(work).await.map_err(local)?
+        Ok(self.compute(work).await.map_err(local)??)
     }
 
     /// Chunks of a level that stands alone.
@@ -323,19 +377,20 @@ impl Trickle {
         level: &Level,
         chunks: &Range<u64>,
         reads: Reads,
-    ) -> Result<Bytes, DurableFault> {
+    ) -> Result<Bytes, NotRead> {
         let record = level.manifest.manifest();
         let window = level.bytes_of(chunks);
         match &level.stored {
             Stored::Packed(ends) => {
                 let chunks = chunks.start..chunks.end.min(ends.len() as u64);
                 let packed = PackedChunks { ends, chunks };
-                self.read_packed(record, level.rank, packed, reads).await
+                let read = self.read_packed(record, level.rank, packed, reads);
+                Ok(read.await?)
             }
             _ => {
                 let key = object(record, &shard_object(level.rank))?;
                 let read = self.reads.get(reads, &key, window).await;
-                read.map_err(DurableFault::from)
+                read.map_err(|error| level.not_raw(error))
             }
         }
     }

@@ -18,6 +18,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::chain::Form;
 use super::fault::local;
 use super::parts::{MadePart, ObjectSize};
 use super::share::{Payment, Turn, UploadShares};
@@ -101,7 +102,8 @@ impl Trickle {
         if shard.length == 0 || of.chunk != record.chunk {
             return Ok(None);
         }
-        let depth = match self.chain(&base.manifest, rank, &Trust::Anything).await {
+        let chain = self.chain(&base.manifest, rank, Form::Asked, &Trust::Anything);
+        let depth = match chain.await {
             Ok(chain) => chain.depth() + 1,
             Err(fault) if fault.is_damage() => {
                 let reason = fault.to_string();

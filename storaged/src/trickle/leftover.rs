@@ -9,7 +9,7 @@ use storaged_codec::{Digest, Unchecked};
 use storaged_core::{DurableFault, Leftovers, SlotShard, Trust};
 use storaged_wire::{ManifestBytes, Rank};
 
-use super::chain::expected_object;
+use super::chain::{Form, expected_object};
 use super::index::{Mark, StepKey};
 use super::store::ObjectKey;
 use super::{FETCH_BYTES, Trickle, increment, leaves_object, object, packed};
@@ -116,7 +116,10 @@ impl Trickle {
                 "{key}: expected {stored_bytes} bytes, got {got:?}"
             )));
         }
-        let chain = Arc::new(self.chain(manifest, rank, &Trust::Anything).await?);
+        let chain = Arc::new(
+            self.chain(manifest, rank, Form::Asked, &Trust::Anything)
+                .await?,
+        );
         let (count, at_once) = (
             record.chunk.count(shard.length),
             (FETCH_BYTES / record.chunk.bytes() as u64).max(1),

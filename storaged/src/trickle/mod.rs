@@ -32,7 +32,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use chain::Chain;
+use chain::{Chain, Form, NotRead};
 use fault::{damaged, local};
 use futures::{StreamExt, TryStreamExt};
 use storaged_codec::{ChunkSize, Digest, Unchecked, root_digest};
@@ -318,7 +318,7 @@ impl Trickle {
             slot,
             ranges,
         };
-        match self.fetch_once(&fetch, reads, trust).await {
+        match self.fetch_in_its_form(&fetch, reads, trust).await {
             Err(fault) if fault.is_damage() => {
                 let (step, reason) = (record.step, fault.to_string());
                 tracing::warn!(%step, %rank, reason, ?reads, "a shard of the durable tier did not come as it should be; it is read once more, by this node alone");
@@ -326,7 +326,8 @@ impl Trickle {
             outcome => return outcome,
         }
         // Bytes may change on their way, and peers may give wrong ones: only what is wrong twice is wrong where it lies.
-        match self.fetch_once(&fetch, Reads::Alone, trust).await {
+        let again = self.fetch_once(&fetch, Reads::Alone, Form::Asked, trust);
+        match again.await.map_err(DurableFault::from) {
             Err(DurableFault::Damaged(reason) | DurableFault::NotPlain(reason)) => {
                 Err(self.quarantine(manifest, reason).await)
             }
@@ -334,12 +335,30 @@ impl Trickle {
         }
     }
 
-    async fn fetch_once(
+    /// In the form that this node writes; if that is raw, the tier is asked for another only where the shard is not there raw.
+    async fn fetch_in_its_form(
         &self,
         fetch: &FetchTarget<'_>,
         reads: Reads,
         trust: &Trust,
     ) -> Result<Arc<[Digest]>, DurableFault> {
+        if self.limits.packing == Packing::None && self.limits.increments == 0 {
+            match self.fetch_once(fetch, reads, Form::Assumed, trust).await {
+                Err(NotRead::NotRaw(_)) => {}
+                outcome => return outcome.map_err(DurableFault::from),
+            }
+        }
+        let asked = self.fetch_once(fetch, reads, Form::Asked, trust);
+        asked.await.map_err(DurableFault::from)
+    }
+
+    async fn fetch_once(
+        &self,
+        fetch: &FetchTarget<'_>,
+        reads: Reads,
+        form: Form,
+        trust: &Trust,
+    ) -> Result<Arc<[Digest]>, NotRead> {
         let FetchTarget {
             manifest,
             rank,
@@ -348,7 +367,8 @@ impl Trickle {
         } = *fetch;
         let record = manifest.manifest();
         let entry = record.shard(rank).ok_or_else(|| damaged("no such rank"))?;
-        let chain = Arc::new(self.chain(manifest, rank, trust).await?.read_by(reads));
+        let chain = self.chain(manifest, rank, form, trust).await?;
+        let chain = Arc::new(chain.read_by(reads));
         let leaves = chain.leaves();
         let windows = windows_of(ranges, entry.length, record.chunk);
         futures::stream::iter(windows)
@@ -365,7 +385,7 @@ impl Trickle {
         record: &Manifest,
         slot: SlotId,
         chunks: Range<u64>,
-    ) -> Result<(), DurableFault> {
+    ) -> Result<(), NotRead> {
         let chunk_bytes = record.chunk.bytes() as u64;
         let (at, bytes) = (chunks.start, chunks.end - chunks.start);
         let (at, bytes) = (at * chunk_bytes, bytes * chunk_bytes);

@@ -21,6 +21,7 @@ use crate::memory::Memory;
 
 mod enclosed;
 mod encrypted;
+mod forms;
 
 mod parts;
 mod provenance;

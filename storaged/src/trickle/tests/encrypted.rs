@@ -7,7 +7,7 @@ use crate::trickle::store::{Encrypted, FakeStore, KeyRing, PlainObjects, TierKey
 const FRAME: usize = 256 << 10;
 
 /// A world whose store encrypts, and the store below.
-fn encrypted(increments: u32, packing: Packing) -> (World, Arc<FakeStore>) {
+pub(super) fn encrypted(increments: u32, packing: Packing) -> (World, Arc<FakeStore>) {
     let mut world = World::new(increments, packing);
     let below = Arc::new(FakeStore::new());
     let ring = Arc::new(KeyRing::default());

@@ -10,7 +10,7 @@ use super::*;
 
 /// What the one peer there is gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Gives {
+pub(super) enum Gives {
     /// What the tier has.
     TheBytes,
     /// As many others.
@@ -56,7 +56,7 @@ impl Fellows for Peer {
 
 impl World {
     /// From now on this node shares its reads with peers that do this.
-    fn with_peers(&mut self, me: &str, gives: Gives) {
+    pub(super) fn with_peers(&mut self, me: &str, gives: Gives) {
         let trickle = || Trickle::new(self.store.clone(), self.memory.clone(), self.limits);
         let peer = |gives, reads| {
             let me = NodeName::new(me).unwrap();
