@@ -13,7 +13,7 @@ use storaged_wire::{Enclosure, SharedBytes, SlotId};
 use thiserror::Error;
 
 use crate::driver::timed;
-use crate::memory::{Digested, Memory, ReadError};
+use crate::memory::{Digested, Memory, ReadError, ShardSize};
 use crate::pool::Pool;
 
 /// Bytes of a window: a few milliseconds of one thread.
@@ -90,7 +90,34 @@ pub async fn digest(
         root: root_digest(&leaves, length, chunk),
         leaves: leaves.into(),
         prints: prints.into(),
+        read: length,
         busy,
+    })
+}
+
+/// The same of a shard that is back: one whose chunks were all verified as they were put there is not read.
+///
+/// # Errors
+/// As [`digest`].
+pub async fn digest_restored(
+    pool: &Pool,
+    memory: &Arc<Memory>,
+    slot: SlotId,
+    length: u64,
+    chunk: ChunkSize,
+) -> Result<Digested, DigestError> {
+    let size = ShardSize { length, chunk };
+    let from = memory.clone();
+    let put_back = compute(pool, move || from.take_put_back(slot, size)).await??;
+    let Some(noted) = put_back else {
+        return digest(pool, memory, slot, length, chunk).await;
+    };
+    Ok(Digested {
+        root: root_digest(&noted.leaves, length, chunk),
+        leaves: noted.leaves,
+        prints: noted.prints,
+        read: 0,
+        busy: Duration::ZERO,
     })
 }
 

@@ -472,14 +472,21 @@ impl Daemon {
         let save = (cause == DigestCause::Saved).then(|| self.executor.beside_save());
         self.when_done(async move {
             let _save = save;
-            match digest::digest(&pool, &memory, slot, length, chunk).await {
+            let digested = match cause {
+                DigestCause::Saved => digest::digest(&pool, &memory, slot, length, chunk).await,
+                DigestCause::Restored => {
+                    digest::digest_restored(&pool, &memory, slot, length, chunk).await
+                }
+            };
+            match digested {
                 Ok(Digested {
                     leaves,
                     prints,
                     root,
+                    read,
                     busy,
                 }) => {
-                    ops.metrics.observe_digest(length);
+                    ops.metrics.observe_digest(read);
                     let busy_us = u64::try_from(busy.as_micros()).unwrap_or(u64::MAX);
                     Input::Digested {
                         slot,
@@ -487,7 +494,7 @@ impl Daemon {
                         prints,
                         root,
                         tally: DigestTally {
-                            bytes: length,
+                            bytes: read,
                             busy_us,
                         },
                     }

@@ -3,6 +3,7 @@
 //! over what an earlier daemon held.
 
 mod adopt;
+mod put_back;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,6 +21,7 @@ use storaged_plan::stripe_bytes;
 use storaged_wire::SlotId;
 use storaged_wire::peer::SessionFault;
 use thiserror::Error;
+use tokio::sync::Semaphore;
 
 use crate::driver::chain;
 use crate::encode::{BlockSink, BlockState, Blocks, Proof};
@@ -28,6 +30,8 @@ use crate::parity_memory::{ParityBlock, ParityMemory};
 use crate::verify::ParityCheck;
 
 pub use adopt::AdoptError;
+use put_back::SlotNotes;
+pub(crate) use put_back::{ShardSize, Stay};
 
 /// Why a slot could not be read.
 #[derive(Debug, Error)]
@@ -49,6 +53,8 @@ pub struct Digested {
     pub prints: Arc<[Fingerprint]>,
     /// The shard's digest.
     pub root: Digest,
+    /// Bytes that were read for it.
+    pub read: u64,
     /// How long threads were at it, all of them together.
     pub busy: Duration,
 }
@@ -60,11 +66,30 @@ struct ParitySet {
     blocks: Vec<Option<Arc<ParityBlock>>>,
 }
 
+/// A slot, and what was put into it.
+#[derive(Debug, Clone)]
+struct HeldSlot {
+    slot: Arc<Slot>,
+    notes: Arc<SlotNotes>,
+}
+
+impl HeldSlot {
+    /// Takes memory again that a trainer gave back, and says how much.
+    fn fill_holes(&self, id: SlotId) -> Result<u64, SlotError> {
+        let punched = self.slot.fill_holes()?;
+        if punched > 0 {
+            tracing::warn!(slot = %id, bytes = punched, "a trainer gave memory of its slot back; it was taken again");
+        }
+        Ok(punched)
+    }
+}
+
 /// All of it. The size of a chunk is each shard's own: it comes from the manifest, so that a daemon that is configured
 /// anew goes on with what it had.
 #[derive(Debug)]
 pub struct Memory {
-    slots: Mutex<BTreeMap<SlotId, Arc<Slot>>>,
+    slots: Mutex<BTreeMap<SlotId, HeldSlot>>,
+    note_room: Arc<Semaphore>,
     parity: Arc<Mutex<BTreeMap<ParityId, ParitySet>>>,
     parity_memory: Arc<ParityMemory>,
     handover: Arc<Handover>,
@@ -81,6 +106,7 @@ impl Memory {
         let handover = Arc::new(Handover::new(store));
         Self {
             slots: Mutex::default(),
+            note_room: Arc::new(Semaphore::new(put_back::NOTED_CHUNKS_MAX)),
             parity: Arc::default(),
             parity_memory: Arc::new(ParityMemory::new(handover.clone())),
             handover,
@@ -104,17 +130,28 @@ impl Memory {
             self.handover.let_go(KeptName::Slot(id));
         }
         self.handover.hand(KeptName::Slot(id), slot.as_fd());
-        locked(&self.slots).insert(id, Arc::new(slot));
+        self.hold(id, slot);
         Ok(())
+    }
+
+    fn hold(&self, id: SlotId, slot: Slot) {
+        let held = HeldSlot {
+            slot: Arc::new(slot),
+            notes: Arc::new(SlotNotes::new(&self.note_room)),
+        };
+        locked(&self.slots).insert(id, held);
+    }
+
+    fn held(&self, id: SlotId) -> Option<HeldSlot> {
+        locked(&self.slots).get(&id).cloned()
     }
 
     /// Lets go of a slot; its memory is free once this is dropped and no trainer maps it.
     pub fn take_slot(&self, id: SlotId) -> Option<Arc<Slot>> {
-        let slot = locked(&self.slots).remove(&id);
-        if slot.is_some() {
-            self.handover.let_go(KeptName::Slot(id));
-        }
-        slot
+        let held = locked(&self.slots).remove(&id)?;
+        self.handover.let_go(KeptName::Slot(id));
+        held.notes.forget();
+        Some(held.slot)
     }
 
     /// Lets go of it at once.
@@ -124,7 +161,7 @@ impl Memory {
 
     /// A slot.
     pub fn slot(&self, id: SlotId) -> Option<Arc<Slot>> {
-        locked(&self.slots).get(&id).cloned()
+        self.held(id).map(|held| held.slot)
     }
 
     /// Frees a parity set.
@@ -190,11 +227,10 @@ impl Memory {
         chunk: ChunkSize,
         chunks: Range<u64>,
     ) -> Result<(Vec<Digest>, Vec<Fingerprint>), ReadError> {
-        let slot = self.slot(id).ok_or(ReadError::Gone)?;
-        let punched = slot.fill_holes()?;
-        if punched > 0 {
-            tracing::warn!(slot = %id, bytes = punched, "a trainer gave memory of its slot back; it was taken again");
-        }
+        let held = self.held(id).ok_or(ReadError::Gone)?;
+        held.notes.forget();
+        held.fill_holes(id)?;
+        let slot = held.slot;
         let mut block = vec![0; chunk.bytes()];
         let (mut leaves, mut prints) = (Vec::new(), Vec::new());
         for index in chunks {
@@ -462,10 +498,7 @@ impl Blocks for Memory {
         work: &SessionWork,
     ) -> Result<Box<dyn BlockSink>, SessionFault> {
         match keep {
-            Sink::Shard(shard) => Ok(Box::new(KeepShard {
-                slot: self.slot(shard.slot).ok_or(SessionFault::NoBlocks)?,
-                shard: shard.clone(),
-            })),
+            Sink::Shard(shard) => Ok(Box::new(self.keep_shard(shard)?)),
             Sink::Parity { set, basis, prints } => {
                 let mut sets = locked(&self.parity);
                 let mut fresh = match basis {
@@ -537,47 +570,6 @@ fn verify_kept(
 /// How many bytes a chunk has.
 fn filled<T: AsRef<[u8]>>(chunk: Option<&Checked<T>>) -> usize {
     chunk.map_or(0, |chunk| chunk.bytes().len())
-}
-
-/// Puts a chunk where it belongs in a slot: nothing that was not checked gets there from outside.
-pub(crate) fn put_chunk<T: AsRef<[u8]>>(
-    slot: &Slot,
-    size: ChunkSize,
-    chunk: &Checked<T>,
-) -> Result<(), SlotError> {
-    slot.write_at(chunk.index() * size.bytes() as u64, chunk.bytes())
-}
-
-/// A shard being put back: every chunk must have its digest.
-struct KeepShard {
-    slot: Arc<Slot>,
-    shard: SlotShard,
-}
-
-impl BlockSink for KeepShard {
-    fn put(&self, stripe: u64, block: Option<&[u8]>) -> Result<(), SessionFault> {
-        let range = self.shard.chunk.range(stripe, self.shard.length);
-        let length = (range.end - range.start) as usize;
-        let Some(expected) = self.shard.leaves.get(stripe as usize) else {
-            return Ok(());
-        };
-        let zeros;
-        let bytes = match block {
-            Some(block) => block.get(..length).ok_or(SessionFault::NoBlocks)?,
-            None => {
-                zeros = vec![0; length];
-                &zeros
-            }
-        };
-        let checked = Unchecked::new(bytes).verify(expected, stripe);
-        let checked = checked.map_err(|wrong| SessionFault::WrongResult(wrong.to_string()))?;
-        let written = put_chunk(&self.slot, self.shard.chunk, &checked);
-        written.map_err(|error| SessionFault::NoRoom(error.to_string()))
-    }
-
-    fn finish(&self) -> Result<(), SessionFault> {
-        Ok(())
-    }
 }
 
 /// A parity set being made.

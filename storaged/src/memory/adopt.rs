@@ -165,7 +165,7 @@ impl Memory {
         let slot = slot.ok_or(AdoptError::NoSlot(id))?;
         let capacity = slot.capacity();
         let slot = slot.viewed();
-        locked(&self.slots).insert(id, Arc::new(slot));
+        self.hold(id, slot);
         Ok(capacity)
     }
 

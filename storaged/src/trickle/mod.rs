@@ -39,7 +39,7 @@ use storaged_codec::{ChunkSize, Digest, Unchecked, root_digest};
 use storaged_core::{DurableFault, Leftovers, SlotShard, Trust, UploadBase};
 use storaged_wire::{Manifest, ManifestBytes, Namespace, Rank, RunId, SlotId, Step};
 
-use crate::memory::{Memory, put_chunk};
+use crate::memory::{Memory, ShardSize, Stay};
 pub use increment::IncrementReport;
 use increment::MeasuredRate;
 pub use provenance::RequireMac;
@@ -125,6 +125,18 @@ struct FetchTarget<'a> {
     slot: SlotId,
     /// None: all of it.
     ranges: &'a [Range<u64>],
+    stay: Stay,
+}
+
+impl FetchTarget<'_> {
+    fn size(&self) -> Result<ShardSize, DurableFault> {
+        let record = self.manifest.manifest();
+        let entry = record.shard(self.rank);
+        Ok(ShardSize {
+            length: entry.ok_or_else(|| damaged("no such rank"))?.length,
+            chunk: record.chunk,
+        })
+    }
 }
 
 fn object(manifest: &Manifest, name: &str) -> Result<ObjectKey, DurableFault> {
@@ -317,6 +329,10 @@ impl Trickle {
             rank,
             slot,
             ranges,
+            stay: match reads {
+                Reads::Alone if ranges.is_empty() => Stay::Perhaps,
+                _ => Stay::No,
+            },
         };
         match self.fetch_in_its_form(&fetch, reads, trust).await {
             Err(fault) if fault.is_damage() => {
@@ -362,17 +378,17 @@ impl Trickle {
         let FetchTarget {
             manifest,
             rank,
-            slot,
             ranges,
+            ..
         } = *fetch;
         let record = manifest.manifest();
-        let entry = record.shard(rank).ok_or_else(|| damaged("no such rank"))?;
+        let length = fetch.size()?.length;
         let chain = self.chain(manifest, rank, form, trust).await?;
         let chain = Arc::new(chain.read_by(reads));
         let leaves = chain.leaves();
-        let windows = windows_of(ranges, entry.length, record.chunk);
+        let windows = windows_of(ranges, length, record.chunk);
         futures::stream::iter(windows)
-            .map(|chunks| self.fetch_window(&chain, record, slot, chunks))
+            .map(|chunks| self.fetch_window(&chain, fetch, chunks))
             .buffer_unordered(room::PIECES_MAX)
             .try_collect::<()>()
             .await?;
@@ -382,18 +398,17 @@ impl Trickle {
     async fn fetch_window(
         &self,
         chain: &Arc<Chain>,
-        record: &Manifest,
-        slot: SlotId,
+        fetch: &FetchTarget<'_>,
         chunks: Range<u64>,
     ) -> Result<(), NotRead> {
+        let record = fetch.manifest.manifest();
         let chunk_bytes = record.chunk.bytes() as u64;
-        let (at, bytes) = (chunks.start, chunks.end - chunks.start);
-        let (at, bytes) = (at * chunk_bytes, bytes * chunk_bytes);
-        let room = self.windows.take(&record.namespace, bytes).await;
+        let (first, most) = (chunks.start, (chunks.end - chunks.start) * chunk_bytes);
+        let room = self.windows.take(&record.namespace, most).await;
         // Nothing more is read for a trainer that has gone: its slot goes with it.
-        self.memory.slot(slot).ok_or_else(nobody_waits)?;
+        self.memory.slot(fetch.slot).ok_or_else(nobody_waits)?;
         let bytes = self.read_chunks(chain, chunks).await?;
-        self.place(record, &chain.leaves(), slot, at, bytes).await?;
+        self.place(fetch, &chain.leaves(), first, bytes).await?;
         drop(room);
         Ok(())
     }
@@ -424,20 +439,20 @@ impl Trickle {
     /// Verifies chunks and writes them to their place.
     async fn place(
         &self,
-        manifest: &Manifest,
+        fetch: &FetchTarget<'_>,
         leaves: &Arc<[Digest]>,
-        slot: SlotId,
-        at: u64,
+        first: u64,
         bytes: Bytes,
     ) -> Result<(), DurableFault> {
-        let (memory, leaves, chunk) = (self.memory.clone(), leaves.clone(), manifest.chunk);
+        let (memory, leaves) = (self.memory.clone(), leaves.clone());
+        let (slot, stay, size) = (fetch.slot, fetch.stay, fetch.size()?);
         let work = move || {
-            let slot = memory.slot(slot).ok_or_else(nobody_waits)?;
-            let first = at / chunk.bytes() as u64;
-            for (index, block) in (first..).zip(bytes.chunks(chunk.bytes())) {
+            let target = memory.put_target(slot, size, stay);
+            let target = target.ok_or_else(nobody_waits)?;
+            for (index, block) in (first..).zip(bytes.chunks(size.chunk.bytes())) {
                 let checked = Unchecked::new(block).verify_in(&leaves, index);
                 let checked = checked.map_err(|wrong| damaged(wrong.to_string()))?;
-                put_chunk(&slot, chunk, &checked).map_err(local)?;
+                target.put(&checked).map_err(local)?;
             }
             Ok(())
         };

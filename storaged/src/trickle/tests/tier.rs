@@ -5,6 +5,7 @@ use std::time::Duration;
 use storaged_core::{Curation, CurationFault, DurableListing, SetAsideCause};
 use storaged_wire::local::{Keep, PinnedOnes, Removal};
 
+use super::shared_reads::Gives;
 use super::*;
 use crate::trickle::store::{FaultPlan, Faulty, KeyPrefix, PartBytes};
 
@@ -208,6 +209,27 @@ async fn a_damaged_checkpoint_is_quarantined_and_the_next_is_offered() {
     // Who asks for it by number gets it.
     let asked = world.listed(Some(4)).await;
     assert_eq!(asked.manifests[0].name(), damaged.manifest.name());
+}
+
+#[tokio::test]
+async fn a_shard_that_was_fetched_whole_for_this_node_is_not_read_to_be_known() {
+    let mut world = World::new(0, Packing::None);
+    let (saved, _) = world.save(1, noise(1, SHARD), None).await;
+    let pool = crate::pool::Pool::start(1).unwrap();
+    let all = std::slice::from_ref(&(0..SHARD as u64));
+    for (me, ranges, expected) in [("n0", &[][..], 0), ("n0", all, SHARD), ("n9", &[], SHARD)] {
+        world.with_peers(me, Gives::TheBytes);
+        let slot = world.slot(&vec![0; SHARD]);
+        let trust = of_job();
+        let fetch = (world.trickle).fetch(&saved.manifest, RANK, slot, ranges, &trust);
+        fetch.await.unwrap();
+        let SlotShard { length, chunk, .. } = saved.shard;
+        let known = crate::digest::digest_restored(&pool, &world.memory, slot, length, chunk);
+        let known = known.await.unwrap();
+        assert_eq!(known.read, expected as u64, "{me} {ranges:?}");
+        assert_eq!(known.leaves, saved.shard.leaves);
+        assert_eq!(known.prints, saved.shard.prints);
+    }
 }
 
 #[tokio::test(start_paused = true)]
