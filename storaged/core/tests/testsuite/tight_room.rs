@@ -1,10 +1,12 @@
 //! Nodes that have shards of a job and code for it too, with room for its two slots and parity, and not for a third slot beside.
 
+use std::collections::BTreeSet;
+
 use crate::cluster::{CHUNK, Cluster, Room};
 use crate::testkit::{acquire_slot, commit_step, namespace};
 use storaged_core::ConnId;
-use storaged_wire::Step;
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
+use storaged_wire::{Digest, Step};
 
 const STRIPES: u64 = 100;
 const SLOT: u64 = 2 << 20;
@@ -121,16 +123,20 @@ fn steps_that_a_rank_keeps_from_committing_give_way_in_little_room() {
 /// Two jobs that have ended, with the room that nodes have beside what their first steps and the slots of their second ones take.
 struct Rivals {
     cluster: Cluster,
-    jobs: [&'static str; 2],
+    /// The newest step of the large job; that of the small one is its second.
+    last: u64,
 }
+
+const JOBS: [&str; 2] = ["job", "other"];
 
 const LESS: u64 = 40;
 const LESS_PARITY: u64 = LESS * CHUNK;
-const OTHERS: [&str; 6] = ["other", "another", "third", "fourth", "fifth", "sixth"];
+/// So many steps of the large job come before, so that now one and now the other newest step has the smaller name.
+const BEFORE: std::ops::Range<u64> = 1..5;
 
 impl Rivals {
-    /// The large job's second step commits first, and both nodes that code have so much room.
-    fn begin(other: &'static str, beside: [u64; 2], idle_job_ms: u64) -> Self {
+    /// The large job's newest step commits first, and both nodes that code have so much room.
+    fn begin(before: u64, beside: [u64; 2], idle_job_ms: u64) -> Self {
         let taken = 4 * SLOT + PARITY + LESS_PARITY;
         let [first, second] = beside;
         let room = Room {
@@ -139,34 +145,39 @@ impl Rivals {
             ..Room::default()
         };
         let mut cluster = Cluster::start_with_ranks_on_all(2, 1, STRIPES, room);
-        cluster.save_and_wait(DurableWish::Never);
+        (0..before).for_each(|_| cluster.save_and_wait(DurableWish::Never));
         let large = trainers(&cluster);
         cluster.scene.stripes = LESS;
-        cluster.begin_job(other);
+        cluster.begin_job(JOBS[1]);
         cluster.save_and_wait(DurableWish::Never);
         let small = trainers(&cluster);
-        let both = [(&large, STRIPES), (&small, LESS)];
-        both.iter()
-            .for_each(|(trainers, stripes)| stage_second(&mut cluster, trainers, *stripes));
-        for (trainers, _) in both {
-            let commit = commit_step(Step::new(2), DurableWish::Never);
+        let both = [(&large, STRIPES, before + 1), (&small, LESS, 2)];
+        for (trainers, stripes, step) in both {
+            stage(&mut cluster, trainers, stripes, Step::new(step));
+        }
+        for (trainers, _, step) in both {
+            let commit = commit_step(Step::new(step), DurableWish::Never);
             cluster.send(0, trainers[0].1, commit);
             cluster.run_for(2_000);
         }
         for (node, conn) in [large, small].concat() {
             cluster.disconnect(node, conn);
         }
-        let jobs = ["job", other];
-        let rivals = Self { cluster, jobs };
-        for job in jobs {
-            assert_eq!(rivals.newest(0, job), Some((2, Some(0))), "{job}");
+        let last = before + 1;
+        let rivals = Self { cluster, last };
+        for job in JOBS {
+            assert_eq!(rivals.newest(0, job), Some((rivals.last_of(job), Some(0))));
         }
         rivals
     }
 
+    fn last_of(&self, job: &str) -> u64 {
+        if job == JOBS[0] { self.last } else { 2 }
+    }
+
     /// On n0 the large step has its parity and the small one finds no room, on n2 it is the other way round.
-    fn in_each_others_way(other: &'static str, idle_job_ms: u64) -> Self {
-        Self::begin(other, [PARITY + LESS_PARITY - 1, PARITY - 1], idle_job_ms)
+    fn in_each_others_way(before: u64, idle_job_ms: u64) -> Self {
+        Self::begin(before, [PARITY + LESS_PARITY - 1, PARITY - 1], idle_job_ms)
     }
 
     /// The newest step of a job, and what it bears as this node knows it.
@@ -179,20 +190,28 @@ impl Rivals {
             .max_by_key(|it| it.0)
     }
 
-    /// Whether a node has parity of the second step of a job.
+    /// Whether a node has parity of the newest step of a job.
     fn has_parity(&self, node: usize, job: &str) -> bool {
         let process = self.cluster.processes[node].as_ref().expect("it is up");
         let mut shown = process.node.shown().into_iter();
+        let step = Step::new(self.last_of(job));
         shown.any(|it| {
-            it.key.namespace.as_str() == job && it.key.step.get() == 2 && !it.parity.is_empty()
+            it.key.namespace.as_str() == job && it.key.step == step && !it.parity.is_empty()
         })
+    }
+
+    fn name_of(&self, job: &str) -> Option<Digest> {
+        let process = self.cluster.processes[0].as_ref().expect("it is up");
+        let shown = process.node.shown().into_iter();
+        let of_job = shown.filter(|it| it.key.namespace.as_str() == job);
+        of_job.max_by_key(|it| it.key.step)?.manifest
     }
 
     /// Meanwhile what is protected stays so.
     fn both_are_protected_within(&mut self, seconds: u64) {
         for _ in 0..seconds {
             self.cluster.run_for(1_000);
-            for job in self.jobs {
+            for job in JOBS {
                 let process = self.cluster.processes[1].as_ref().expect("it is up");
                 let shown = process.node.shown().into_iter();
                 let mut of_job = shown.filter(|it| it.key.namespace.as_str() == job);
@@ -200,8 +219,9 @@ impl Rivals {
             }
         }
         for node in 0..NODES {
-            for job in self.jobs {
-                assert_eq!(self.newest(node, job), Some((2, Some(1))), "n{node}: {job}");
+            for job in JOBS {
+                let expected = Some((self.last_of(job), Some(1)));
+                assert_eq!(self.newest(node, job), expected, "n{node}: {job}");
             }
         }
     }
@@ -214,8 +234,8 @@ fn trainers(cluster: &Cluster) -> Vec<(usize, ConnId)> {
 }
 
 /// All ranks have sealed it, and it is not committed yet.
-fn stage_second(cluster: &mut Cluster, trainers: &[(usize, ConnId)], stripes: u64) {
-    let (step, length) = (Step::new(2), stripes * CHUNK);
+fn stage(cluster: &mut Cluster, trainers: &[(usize, ConnId)], stripes: u64, step: Step) {
+    let length = stripes * CHUNK;
     for (node, conn) in trainers {
         let granted = cluster.ask(*node, *conn, acquire_slot(length, 10_000));
         let Reply::SlotGranted { slot, .. } = granted else {
@@ -229,27 +249,32 @@ fn stage_second(cluster: &mut Cluster, trainers: &[(usize, ConnId)], stripes: u6
 /// Whichever of the two has the smaller name: where only the other one fits, it takes longer.
 #[test]
 fn two_jobs_that_hold_what_the_other_needs_are_both_protected_in_the_end() {
-    for other in OTHERS {
-        Rivals::in_each_others_way(other, 3_600_000).both_are_protected_within(90);
+    let mut orders = BTreeSet::new();
+    for before in BEFORE {
+        let mut rivals = Rivals::in_each_others_way(before, 3_600_000);
+        let [large, small] = JOBS.map(|job| rivals.name_of(job));
+        orders.insert(large < small);
+        rivals.both_are_protected_within(90);
     }
+    assert_eq!(orders.len(), 2, "both orders are tried");
 }
 
 /// Both have been idle for longer than a job may be while its room is needed, and neither is what the other has room for.
 #[test]
 fn of_two_jobs_that_have_ended_neither_takes_the_only_copy_of_the_other() {
-    for other in OTHERS {
-        Rivals::in_each_others_way(other, 2_000).both_are_protected_within(90);
+    for before in BEFORE {
+        Rivals::in_each_others_way(before, 2_000).both_are_protected_within(90);
     }
 }
 
 /// What the small one has on n2 is not enough for the large one.
 #[test]
 fn parity_makes_way_for_nobody_who_would_not_fit_even_so() {
-    for other in OTHERS {
-        let mut rivals = Rivals::begin(other, [PARITY + LESS_PARITY - 1, LESS_PARITY], 3_600_000);
+    for before in BEFORE {
+        let mut rivals = Rivals::begin(before, [PARITY + LESS_PARITY - 1, LESS_PARITY], 3_600_000);
         for _ in 0..60 {
             rivals.cluster.run_for(1_000);
-            assert!(rivals.has_parity(2, other), "{other}");
+            assert!(rivals.has_parity(2, JOBS[1]), "{before}");
         }
         rivals.both_are_protected_within(60);
     }
@@ -258,11 +283,11 @@ fn parity_makes_way_for_nobody_who_would_not_fit_even_so() {
 /// Home nodes would count a set that has gone, and with the last one that is lacking call a step protected.
 #[test]
 fn parity_goes_when_home_nodes_do_not_count_it_any_more() {
-    let mut rivals = Rivals::in_each_others_way("other", 3_600_000);
+    let mut rivals = Rivals::in_each_others_way(1, 3_600_000);
     rivals.cluster.scene.unheard.insert(0);
     for _ in 0..60 {
         rivals.cluster.run_for(1_000);
-        assert!(rivals.has_parity(0, rivals.jobs[0]), "nobody knows of it");
+        assert!(rivals.has_parity(0, JOBS[0]), "nobody knows of it");
     }
     rivals.cluster.scene.unheard.clear();
     rivals.both_are_protected_within(60);
