@@ -260,8 +260,9 @@ pub(crate) struct NoRoomThere {
     pub node: NodeName,
     /// As it said.
     pub reason: String,
-    /// Since when some node has none.
+    /// Since when some node has none, and when one said so last.
     pub since: Now,
+    pub heard_at: Now,
 }
 
 /// How a checkpoint that has left RAM ended.

@@ -189,8 +189,15 @@ pub const BUDGET_WAIT_MS: u64 = 3_000;
 /// takes to ask again, so that room which comes meanwhile is found.
 pub const PARITY_YIELDS_AFTER_MS: u64 = 10_000;
 
-/// And after this time for any, because the preferred one may not fit even so.
-pub const PARITY_YIELDS_AT_LAST_MS: u64 = 30_000;
+/// And after this time for any, because the preferred one may not fit even so. Until then the preferred one has taken the room elsewhere, and
+/// nothing of it is refused any more.
+pub const PARITY_YIELDS_AT_LAST_MS: u64 = 45_000;
+
+/// What a node has no room for is news for so long: whoever leads it asks again after at most 8 s.
+pub const NO_ROOM_HEARD_MS: u64 = 10_000;
+
+/// How often the patience doubles from one time to the next that a step's parity makes way: up to 10 or 48 minutes.
+pub const YIELD_DOUBLINGS: u32 = 6;
 
 /// For how long a step whose parity made way is not coded there again: what it made way for asks again within this time.
 pub const HELD_OFF_MS: u64 = 30_000;

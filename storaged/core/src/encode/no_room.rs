@@ -4,9 +4,18 @@
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{Digest, NodeName};
 
+use crate::api::Now;
 use crate::catalog::{Checkpoint, NoRoomThere};
 use crate::context::Context;
+use crate::limits;
 use crate::stage::cut;
+
+impl NoRoomThere {
+    /// Whether it is so still: a leader asks again within 8 s, and tells the answer.
+    pub fn is_heard(&self, now: Now) -> bool {
+        now.since(self.heard_at) < limits::NO_ROOM_HEARD_MS
+    }
+}
 
 impl Context {
     /// A node had room for its part of a checkpoint, or says why not: whoever asks why it is not protected is told.
@@ -17,12 +26,13 @@ impl Context {
         };
         match why {
             Some(reason) => {
-                let since = checkpoint.no_room.as_ref().map_or(now, |it| it.since);
-                let reason = reason.clone();
+                let before = checkpoint.no_room.as_ref();
+                let goes_on = before.filter(|it| it.is_heard(now));
                 checkpoint.no_room = Some(NoRoomThere {
                     node,
-                    reason,
-                    since,
+                    reason: reason.clone(),
+                    since: goes_on.map_or(now, |it| it.since),
+                    heard_at: now,
                 });
             }
             None => checkpoint.no_room = checkpoint.no_room.take().filter(|it| it.node != node),
@@ -52,8 +62,22 @@ impl Context {
         newest.map(|c| c.key.clone())
     }
 
-    pub(crate) fn no_room_told(&mut self, name: Digest, node: NodeName, reason: &str) {
+    /// Only who has a part in a step leads it or takes part in it.
+    pub(crate) fn no_room_told(
+        &mut self,
+        from: &NodeName,
+        name: Digest,
+        node: NodeName,
+        reason: &str,
+    ) {
         let key = self.by_name.get(&name).cloned();
+        let known = key.as_ref().and_then(|key| self.checkpoints.get(key));
+        if let Some(manifest) = known.and_then(|c| c.manifest.clone()) {
+            let concerned = self.stakeholders(&manifest);
+            if !(concerned.contains(from) && concerned.contains(&node)) {
+                return;
+            }
+        }
         if let Some(key) = key.or_else(|| self.described_here(name)) {
             self.note_room(&key, node, Some(&cut(reason).to_owned()));
             // Older steps that are kept for comfort go first.

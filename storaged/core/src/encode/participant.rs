@@ -545,7 +545,7 @@ impl Context {
             reserved = self.reserve(purpose, length, &key.namespace);
         }
         if reserved.is_err() {
-            self.have_parity_yield(key, length);
+            self.have_parity_yield(key);
         }
         let reserved = reserved.map_err(|no_room| {
             let pins = self.pins_in_words(&key.namespace);

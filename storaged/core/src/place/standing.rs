@@ -226,19 +226,17 @@ impl Context {
         }
     }
 
-    /// Whether all home nodes that are up know it.
+    /// Whether all home nodes are up and know it, and nobody else counts it.
     pub(crate) fn homes_know_what_is_held(&self, checkpoint: &Checkpoint) -> bool {
         let standing = &checkpoint.standing;
-        let knows = |home: &NodeName| {
-            let noted = standing.noted.get(home).copied();
-            let current = self
-                .peers
-                .get(home)
-                .map(|peer| (peer.generation, standing.version));
-            current.is_none() || noted == current
-        };
         let homes = self.homes_of(&checkpoint.key);
-        homes.iter().filter(|home| *home != self.me()).all(knows)
+        let knows = |home: &NodeName| {
+            let current = self.peers.get(home);
+            let current = current.map(|peer| (peer.generation, standing.version));
+            current.is_some() && standing.noted.get(home).copied() == current
+        };
+        let others = homes.iter().filter(|home| *home != self.me());
+        others.into_iter().all(knows) && standing.noted.keys().all(|node| homes.contains(node))
     }
 
     /// A node says which blocks of a checkpoint it holds.

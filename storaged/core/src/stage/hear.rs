@@ -77,7 +77,7 @@ impl Context {
                 manifest,
                 node,
                 reason,
-            } => self.no_room_told(manifest, node, &reason),
+            } => self.no_room_told(from, manifest, node, &reason),
             PeerMessage::Attached(namespaces) => self.attached_told(from, namespaces),
             PeerMessage::Evicted {
                 namespace,

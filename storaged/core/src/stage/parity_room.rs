@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use storaged_plan::{LaneBlocks, lanes_coded_by};
+use storaged_wire::peer::Lane;
 use storaged_wire::{ManifestBytes, Namespace, Rank, Refusal, RefusalCode};
 
 use super::slots::slot_capacity;
@@ -122,6 +123,18 @@ impl Context {
             .iter()
             .filter(|it| it.coding.contains(self.me()));
         longest.unwrap_or(0).saturating_mul(coded.count() as u64)
+    }
+
+    /// What this node has yet to keep of a checkpoint's parity.
+    pub(crate) fn parity_lacking(&self, checkpoint: &Checkpoint) -> u64 {
+        let Some(manifest) = checkpoint.manifest.as_ref() else {
+            return 0;
+        };
+        let has = |lane: Lane| checkpoint.parity.keys().any(|(of, _)| *of == lane);
+        let lanes = lanes_coded_by(manifest, self.me());
+        let lacking = lanes.filter(|lane| !has(*lane));
+        let blocks = lacking.filter_map(|lane| LaneBlocks::of(manifest, lane));
+        blocks.map(|blocks| blocks.length).sum()
     }
 
     /// What this node keeps of a checkpoint's parity.

@@ -89,10 +89,10 @@ impl Context {
     fn evictable(&self, bytes: u64, of: &Namespace) -> Vec<Evictable> {
         let held = self.bytes_by_job();
         // Of two jobs that have ended at about the same time, one would be protected at the price of the other's only copy.
-        let own_idle_ms = if self.is_in_use(of) || planted!("ended_jobs_evict_one_another") {
-            0
-        } else {
-            self.idle_ms(of)
+        let is_safe = self.newest_mark(of) == self.newest_safe(of).map(|key| key.mark());
+        let own_idle_ms = match is_safe || self.is_in_use(of) {
+            false if !planted!("ended_jobs_evict_one_another") => self.idle_ms(of),
+            _ => 0,
         };
         let idle_enough_ms = self.setup.idle_job_ms.saturating_add(own_idle_ms);
         let others = held
