@@ -6,7 +6,7 @@ use crate::cluster::{CHUNK, Cluster, Room};
 use crate::testkit::{acquire_slot, commit_step, namespace};
 use storaged_core::ConnId;
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
-use storaged_wire::{Digest, Step};
+use storaged_wire::{Digest, RefusalCode, Step};
 
 const STRIPES: u64 = 100;
 const SLOT: u64 = 2 << 20;
@@ -118,6 +118,22 @@ fn steps_that_a_rank_keeps_from_committing_give_way_in_little_room() {
         let sealed = cluster.ask(0, trainer, Request::SealSlot { slot, step, length });
         assert!(matches!(sealed, Reply::Done), "{sealed:?}");
     }
+}
+
+/// The others have not sealed it yet, so that its parity has no room so far.
+#[test]
+fn a_slot_that_is_refused_for_parity_says_so() {
+    let mut cluster = with_budget(3 * SLOT + 2 * PARITY - 1);
+    cluster.save_and_wait(DurableWish::Never);
+    let first = vec![(0, cluster.trainer(0))];
+    stage(&mut cluster, &first, STRIPES, Step::new(2));
+    let (code, text) = cluster.refused_slot(0, STRIPES * CHUNK);
+    assert_eq!(code, RefusalCode::Busy, "{text}");
+    assert!(
+        text.contains(&format!("beside the {PARITY} of parity")),
+        "{text}"
+    );
+    assert!(text.contains("raise memory.budget"), "{text}");
 }
 
 /// Two jobs that have ended, with the room that nodes have beside what their first steps and the slots of their second ones take.
