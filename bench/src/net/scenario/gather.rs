@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 
-use super::Bench;
+use super::{Bench, Busy};
 use crate::net::job::{Chunks, Job};
 use crate::net::network::{LinkRate, Network, NetworkSpec, Packets};
 
@@ -31,6 +31,8 @@ struct Took {
     sent_most: f64,
     /// The same of the one that received most.
     received_most: f64,
+    /// How busy all cores of the machine were.
+    cpu_busy: f64,
 }
 
 /// See the module.
@@ -41,6 +43,8 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
         let figures = &mut bench.figures;
         figures.put(format!("chain_16_nodes_8_{m}_seconds"), chain.seconds);
         figures.put(format!("gather_16_nodes_8_{m}_seconds"), gather.seconds);
+        figures.put(format!("chain_16_nodes_8_{m}_cpu_busy"), chain.cpu_busy);
+        figures.put(format!("gather_16_nodes_8_{m}_cpu_busy"), gather.cpu_busy);
         let ratio = gather.seconds / chain.seconds;
         figures.put(format!("gather_vs_chain_time_8_{m}"), ratio);
         figures.put(format!("gather_wire_bytes_per_byte_8_{m}"), gather.sent);
@@ -78,8 +82,9 @@ fn full_step(bench: &mut Bench, m: usize, told: Option<LinkRate>) -> Result<Took
     };
     let mut best: Option<Took> = None;
     for _ in 0..ROUNDS {
-        let before = (sent()?, received()?);
+        let (cores, before) = (Busy::start()?, (sent()?, received()?));
         let seconds = job.save(&daemons, 1.0)?.protected.as_secs_f64();
+        let cpu_busy = cores.share()?;
         let after = (sent()?, received()?);
         if best.as_ref().is_none_or(|best| seconds < best.seconds) {
             let sent = per_byte(&before.0, &after.0, shard);
@@ -88,6 +93,7 @@ fn full_step(bench: &mut Bench, m: usize, told: Option<LinkRate>) -> Result<Took
                 sent: sent.iter().sum::<f64>() / NODES as f64,
                 sent_most: most(&sent),
                 received_most: most(&per_byte(&before.1, &after.1, shard)),
+                cpu_busy,
             });
         }
     }
