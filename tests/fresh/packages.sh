@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that are missing for what is named: build, python, network, s3.
+# Installs the Debian packages that are missing for what is named: build, python, network, s3, nodes.
 set -euo pipefail
 
 missing=()
@@ -31,6 +31,13 @@ s3() {
     for tool in ceph-mon ceph-osd radosgw radosgw-admin ceph-authtool monmaptool curl; do
         have "$tool" || { missing+=(ceph-mon ceph-osd ceph-mgr radosgw curl); return 0; }
     done
+}
+
+# Machines that systemd-nspawn boots, for tests/nodes.
+nodes() {
+    have mmdebstrap || missing+=(mmdebstrap)
+    have systemd-nspawn || missing+=(systemd-container)
+    have ip || missing+=(iproute2)
 }
 
 for purpose; do "$purpose"; done

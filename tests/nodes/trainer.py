@@ -1,0 +1,78 @@
+"""One rank on a node of the lab, without torch. What it saves follows from (step, rank), so that whoever loads can compare.
+
+    trainer.py open NAMESPACE                              prints a run
+    trainer.py save NAMESPACE RUN RANK RANKS STEP STATE    ends once the step is in that state
+    trainer.py load NAMESPACE RANK                         reads the newest step, and prints JSON: step, rung, wrong bytes
+    trainer.py rot PID STEP RANK                           changes a byte of the slot that holds it, behind the daemon's back
+
+The socket and the token come from STORAGED_SOCKET and STORAGED_TOKEN.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+from storaged import _native
+
+BYTES = 3_000_001
+WAIT_MS = 60_000
+
+
+def content(step: int, rank: int) -> bytes:
+    return hashlib.shake_256(f"step {step} rank {rank}".encode()).digest(BYTES + rank * 4099)
+
+
+def save(socket: str, namespace: str, token: bytes, run: str, rank: int, ranks: int, step: int, state: str) -> None:
+    trainer = _native.Trainer(socket, namespace, token, run, rank, ranks)
+    shard = content(step, rank)
+    slot = trainer.acquire(len(shard), WAIT_MS)
+    slot.write(0, shard)
+    trainer.seal(slot, step, len(shard))
+    if rank == 0:
+        trainer.commit(step, b"", b"", "policy", WAIT_MS)
+    _native.Client(socket, namespace, token).wait(run, step, state, WAIT_MS)
+
+
+def load(socket: str, namespace: str, token: bytes, rank: int) -> dict:
+    client = _native.Client(socket, namespace, token)
+    plan = client.plan(None, WAIT_MS)
+    shard = client.open_shard(client.manifest(plan["manifest"]), rank, [], WAIT_MS)
+    got, expected = shard.read(0, shard.length), content(plan["step"], rank)
+    wrong = abs(len(got) - len(expected)) + sum(a != b for a, b in zip(got, expected)) if got != expected else 0
+    return {"step": plan["step"], "state": plan["state"], "rung": shard.rung, "wrong": wrong}
+
+
+def rot(process: int, step: int, rank: int) -> None:
+    expected = content(step, rank)
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+        if "storaged-slot" not in os.readlink(descriptor):
+            continue
+        with descriptor.open("r+b", buffering=0) as file:
+            if file.read(4096) == expected[:4096]:
+                file.seek(100_000)
+                file.write(bytes([expected[100_000] ^ 0x40]))
+                return
+    raise LookupError(f"no slot of {process} holds rank {rank} of step {step}")
+
+
+def main() -> int:
+    if sys.argv[1] == "rot":
+        rot(*map(int, sys.argv[2:]))
+        return 0
+    socket, token = os.environ["STORAGED_SOCKET"], os.environ["STORAGED_TOKEN"].encode()
+    verb, namespace, *rest = sys.argv[1:]
+    if verb == "open":
+        print(_native.Client(socket, namespace, token).open_run(WAIT_MS))
+    elif verb == "save":
+        save(socket, namespace, token, rest[0], *map(int, rest[1:4]), rest[4])
+    else:
+        print(json.dumps(load(socket, namespace, token, int(rest[0]))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
