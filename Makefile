@@ -194,6 +194,10 @@ places-in-s3: network-packages tests-built ## Eight nodes in network namespaces 
 systemd: tests-built python-for-tests ## The shipped unit under a real systemd, three nodes that systemd-nspawn boots (root; two minutes and 0.3 GB)
 	@$(PYTHON) tests/nodes/under_systemd.py
 
+.PHONY: slurm
+slurm: tests-built python-for-tests ## The shipped Slurm files with a real Slurm, three nodes that systemd-nspawn boots (root; ten minutes)
+	@$(PYTHON) tests/nodes/under_slurm.py
+
 .PHONY: kill-loop
 kill-loop: release python ## 50 rounds of kill -9 at random times (ROUNDS=50)
 	@$(PYTHON) tests/demo/kill_loop.py --rounds $(or $(ROUNDS),50)
