@@ -3,7 +3,7 @@
 # failing epilog drains it. It frees nothing: the job's newest checkpoint stays in RAM for its requeue.
 set -euo pipefail
 # Slurm calls it without a PATH; bash has one for itself then, and does not tell it to the programs that it starts.
-export PATH="${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+[[ "${PATH@a}" == *x* ]] || export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 # Over the operator's socket: any process of the node can hold up the HTTP server.
 for _ in 1 2 3; do

@@ -10,7 +10,7 @@
 #   STORAGED_DRAIN_WITHIN  the daemon ends after so long in any case (30m)
 set -euo pipefail
 # Slurm calls it without a PATH; bash has one for itself then, and does not tell it to the programs that it starts.
-export PATH="${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+[[ "${PATH@a}" == *x* ]] || export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 scontrol="${SCONTROL_BIN:-scontrol}"
 node="${SLURMD_NODENAME:-$(hostname -s)}"

@@ -4,7 +4,7 @@
 # slurm.conf has SchedulerParameters=nohold_on_prolog_fail.
 set -euo pipefail
 # Slurm calls it without a PATH; bash has one for itself then, and does not tell it to the programs that it starts.
-export PATH="${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+[[ "${PATH@a}" == *x* ]] || export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 # Over the operator's socket: any process of the node can hold up the HTTP server.
 wait_s="${STORAGED_READY_WAIT_S:-30}"

@@ -200,7 +200,11 @@ class Machine:
 
     def wait_booted(self) -> None:
         until(f"the first process of {self.name}", self._find_leader, 30)
-        until(f"the boot of {self.name}", lambda: (said := self.tries("systemctl", "is-system-running").stdout.strip()) == "running" or said, 90)
+        until(f"the boot of {self.name}", self._is_running, 90)
+
+    def _is_running(self) -> bool | str:
+        said = self.tries("systemctl", "is-system-running").stdout.strip()
+        return said == "running" or said + self.tries("systemctl", "--failed", "--plain", "--no-legend").stdout
 
     def _find_leader(self) -> bool | str:
         expect(self.container.poll() is None, f"systemd-nspawn ended: {self.console.read_text(errors='replace')[-2000:]}")

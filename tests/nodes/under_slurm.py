@@ -67,7 +67,7 @@ class Slurm:
         self.head = lab.machines[0]
 
     def run(self) -> None:
-        for part in (self.sets_up, self.trains, self.prolog_fails, self.epilog_fails, self.health_check):
+        for part in (self.sets_up, self.prolog_fails, self.epilog_fails, self.health_check, self.trains):
             if not self.failed:
                 part()
 
@@ -92,8 +92,10 @@ class Slurm:
         # Where the kernel of this machine has both kinds of control groups, slurmd ends unless it is told which.
         machine.write("/etc/slurm/cgroup.conf", "CgroupPlugin=cgroup/v1\n")
         machine.write("/etc/slurm/slurm.conf", CONF + settings_for_slurm())
-        services = ["slurmctld", "slurmd"] if machine is self.head else ["slurmd"]
-        machine.does("systemctl", "start", *services)
+        if machine is not self.head:
+            # Debian's package enables it on every node.
+            machine.does("systemctl", "disable", "slurmctld")
+        machine.does("systemctl", "start", *(["slurmctld"] if machine is self.head else []), "slurmd")
 
     def install(self, node: Node, text: str) -> None:
         node.install_with(text, {"tier": "[Service]\nReadWritePaths=/shared/checkpoints\n"}, certificate="node")
@@ -237,9 +239,17 @@ class Slurm:
         node = self.nodes[2]
         with self.check("scontrol update state=drain: the health check drains the daemon, and it is not started again"):
             self.head.does("scontrol", "update", f"nodename={node.name}", "state=drain", "reason=maintenance")
-            until("the daemon's end", lambda: (state := node.machine.property("ActiveState")) == "inactive" or state, 100)
+            until("the daemon's end", lambda: self.has_ended(node), 200)
             expect(node.machine.property("ExecMainStatus") == "0", node.machine.journal()[-1500:])
             self.recover(node)
+
+    def has_ended(self, node: Node) -> bool | str:
+        state = node.machine.property("ActiveState")
+        if state == "inactive":
+            return True
+        drains = node.machine.does("journalctl", "--no-pager", "--identifier=storaged-drain")[-1000:]
+        shown = self.head.does("scontrol", "--oneliner", "show", "node", node.name)
+        return f"{state}; {re.search('State=[^ ]*', shown)[0]}; {drains}; {node.machine.tries('pgrep', '-a', 'storaged').stdout}"
 
 
 def main() -> int:
