@@ -23,8 +23,8 @@ use super::{CliError, print};
 use crate::cluster::{Cluster, ClusterError, ClusterSpec, Loopback, NodeListing};
 use crate::net::cert::{CA_CERTIFICATE, create_ca, issue};
 use crate::net::{
-    Agreement, LINK_VERSIONS, Net, NetConfig, NetEvent, NodeNaming, Peer, TlsFiles, TlsIdentity,
-    UdpFactory,
+    Agreement, LINK_VERSIONS, Net, NetConfig, NetEvent, NodeNaming, Peer, RailHint, TlsFiles,
+    TlsIdentity, UdpFactory,
 };
 
 const NODES: usize = 6;
@@ -355,7 +355,7 @@ fn raw_quic(directory: &std::path::Path, length: usize) -> Result<f64, CliError>
                 session: SessionId::new(session),
                 edge: 0,
             };
-            let opened = sender.open_stream(&to, &record).await;
+            let opened = sender.open_stream(&to, &record, RailHint::default()).await;
             let mut opened = opened.map_err(|error| CliError::Unexpected(error.to_string()))?;
             let stream = &mut opened.stream;
             let started = Instant::now();

@@ -29,6 +29,7 @@ pub use executor::{Executor, ExecutorLimits, SessionEnd};
 pub use meter::Meters;
 pub use quic::{NoStreams, QuicStreams};
 
+use crate::net::RailHint;
 pub use crate::pool::Pool;
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -98,7 +99,7 @@ pub trait BlockSink: Send + Sync {
 /// The network side: opens streams to peers.
 #[async_trait]
 pub trait Streams: Send + Sync {
-    /// Opens a data stream.
+    /// Opens a data stream; `hint` is for a node with several interfaces.
     ///
     /// # Errors
     /// [`StreamError`] that says why there is no stream to the peer.
@@ -106,6 +107,7 @@ pub trait Streams: Send + Sync {
         &self,
         to: &NodeName,
         record: &StreamRecord,
+        hint: RailHint,
     ) -> Result<Box<dyn BlockSender>, StreamError>;
 }
 

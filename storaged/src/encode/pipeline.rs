@@ -33,6 +33,7 @@ use super::inbound::{Inbound, StreamKey};
 use super::meter::Meters;
 use super::stripe::{Computed, MemberTask};
 use super::{BlockReceiver, BlockSender, BlockState, ExecutorLimits, Pool, Streams};
+use crate::net::RailHint;
 
 /// A result, and then what shows that its job goes on: in this order, so that the blocks of a result that nobody
 /// takes any more are back before the session counts as ended.
@@ -127,7 +128,9 @@ impl Pipeline<'_> {
 
     async fn open(&self, link: usize) -> Result<Box<dyn BlockSender>, SessionFault> {
         let (to, record) = (self.receiver_of(link), self.record(link)?);
-        self.in_time(to, "took no stream", self.streams.open(to, &record))
+        let ends = self.part.plan.links[link];
+        let hint = RailHint::new(ends.from + ends.to);
+        self.in_time(to, "took no stream", self.streams.open(to, &record, hint))
             .await
     }
 

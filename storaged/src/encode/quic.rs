@@ -9,7 +9,7 @@ use storaged_wire::NodeName;
 use storaged_wire::peer::StreamRecord;
 
 use super::{BlockReceiver, BlockSender, StreamError, Streams};
-use crate::net::{DataStream, Net};
+use crate::net::{DataStream, Net, RailHint};
 
 /// Opens streams on the links of a transport.
 #[derive(Debug)]
@@ -30,10 +30,11 @@ impl Streams for QuicStreams {
         &self,
         to: &NodeName,
         record: &StreamRecord,
+        hint: RailHint,
     ) -> Result<Box<dyn BlockSender>, StreamError> {
         let stream = self
             .net
-            .open_stream(to, record)
+            .open_stream(to, record, hint)
             .await
             .map_err(StreamError::transport)?;
         Ok(Box::new(QuicSender {
@@ -111,6 +112,7 @@ impl Streams for NoStreams {
         &self,
         to: &NodeName,
         _: &StreamRecord,
+        _: RailHint,
     ) -> Result<Box<dyn BlockSender>, StreamError> {
         Err(StreamError::NoTransport { to: to.clone() })
     }

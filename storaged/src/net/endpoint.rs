@@ -21,6 +21,7 @@ use super::link::{Link, Offer};
 use super::node_naming::NodeNaming;
 use super::pace::MessageRoom;
 use super::pulse::{BEAT, Proximity, Side};
+use super::rails::{Interface, RailHint};
 use super::requests::PeerAnswer;
 use super::revoked::Revoked;
 use super::socket::{DATAGRAM_BYTES_MAX, SocketFactory};
@@ -314,7 +315,11 @@ impl Net {
         let mut trunk_sockets = Vec::new();
         for (number, address) in (1_u8..).zip(&config.trunks) {
             match config.bind(*address, trunks.server.clone(), number).await {
-                Ok(endpoint) => trunk_sockets.push(TrunkSocket { number, endpoint }),
+                Ok(endpoint) => trunk_sockets.push(TrunkSocket {
+                    number,
+                    endpoint,
+                    interface: Interface::of(*address, config.listen),
+                }),
                 // A card that is broken costs speed, not the node.
                 Err(error) => {
                     let error = crate::driver::chain(&error);
@@ -470,7 +475,7 @@ impl Net {
         }
     }
 
-    /// Opens a data stream.
+    /// Opens a data stream; `hint` says over which interface where several are equally free.
     ///
     /// # Errors
     /// [`NetError`] if the peer is unknown, down or takes no more streams.
@@ -478,12 +483,13 @@ impl Net {
         &self,
         to: &NodeName,
         record: &StreamRecord,
+        hint: RailHint,
     ) -> Result<DataStream, NetError> {
         let known = self.shared.peer(to)?;
         let connection = known.connection().await?;
         let failed = |reason: String| NetError::failed(to, reason);
         let chosen = match known.link.trunks() {
-            Some(trunks) => trunks.choose(connection, &self.shared).await,
+            Some(trunks) => trunks.choose(connection, hint, &self.shared).await,
             None => Chosen::link(connection, UseCount::default()),
         };
         let opening = chosen.connection.open_uni();

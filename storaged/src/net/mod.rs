@@ -2,7 +2,7 @@
 //! death is seen), its trunks and the streams. Knows nothing of what the messages mean.
 //!
 //! Order of reading: `tls`, `node_naming`, `authority`, `revoked` and `cert` (who is who), `address`, `lookups` (names, few at a time), `agreement` (what nodes must have in common), `runtime` (its threads), `socket` (the
-//! UDP seam), `endpoint` (start, accept), `hello` (first records), `link` (one connection per peer, kept and reported), `trunks` and `trunk` (more for data), `dial`, `transport` (what connections are set to),
+//! UDP seam), `endpoint` (start, accept), `hello` (first records), `link` (one connection per peer, kept and reported), `trunks` and `trunk` (more for data), `rails` (over which interface), `dial`, `transport` (what connections are set to),
 //! `pulse` (whether the peer is there), `probe` (whether anybody is there at all), `streams` (what it sends), `requests` (what it asks), `failure` (whose fault the end of a connection is).
 
 mod address;
@@ -20,6 +20,7 @@ mod node_naming;
 mod pace;
 mod probe;
 mod pulse;
+mod rails;
 mod requests;
 mod revoked;
 mod runtime;
@@ -38,6 +39,7 @@ pub use endpoint::{LINK_VERSIONS, Net, NetConfig, NetEvent, Peer};
 pub use node_naming::{NodeNaming, SpiffeTemplate, SpiffeTemplateError};
 pub use pace::MessageRoom;
 pub use probe::probe;
+pub use rails::RailHint;
 pub use requests::PeerAnswer;
 pub use runtime::runtime_of;
 pub use socket::{SocketFactory, UdpFactory};

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::NetError;
 use super::dial::{self, Dialling};
+use super::rails::Interface;
 use super::trunks::{TrunkAddress, TrunkSocket, UseCount};
 
 /// Nobody uses a trunk in doubt for so long, and twice as long each time until one stream has arrived.
@@ -50,6 +51,7 @@ impl Far {
 pub(super) struct Trunk {
     pub number: u8,
     pub endpoint: Endpoint,
+    pub interface: Interface,
     pub address: TrunkAddress,
     pub state: watch::Sender<TrunkState>,
     pub users: UseCount,
@@ -136,6 +138,7 @@ impl Trunk {
         Self {
             number: from.number,
             endpoint: from.endpoint.clone(),
+            interface: from.interface,
             address,
             state: watch::Sender::new(TrunkState::Closed),
             users: UseCount::default(),

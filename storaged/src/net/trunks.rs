@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::dial::{Dialling, Purpose};
 use super::endpoint::{Known, Shared};
 use super::pulse::Proximity;
+use super::rails::{Interface, RailHint};
 use super::trunk::{Dial, Doubt, Far, Trunk, TrunkState, Use, close};
 use super::{NetError, streams};
 
@@ -47,14 +48,18 @@ pub(super) struct TrunkAddress {
 pub(super) struct TrunkSocket {
     pub number: u8,
     pub endpoint: Endpoint,
+    pub interface: Interface,
 }
 
 impl TrunkAddress {
     /// Of a socket beside the one at which the node itself is reached.
     pub fn of(number: u8, socket: SocketAddr, beside: SocketAddr) -> Self {
-        let is_there = socket.ip() == beside.ip() || socket.ip().is_unspecified();
+        let ip = match Interface::of(socket, beside) {
+            Interface::OfLinks => None,
+            Interface::Rail(ip) => Some(ip),
+        };
         Self {
-            ip: (!is_there).then_some(socket.ip()),
+            ip,
             port: socket.port(),
             number,
         }
@@ -193,6 +198,25 @@ impl Chosen {
 /// One holder for each stream of a connection, and one for the connection.
 pub(super) type UseCount = Arc<()>;
 
+/// A connection that a stream may go on: a trunk, or the link.
+struct Way<'a> {
+    trunk: Option<&'a Arc<Trunk>>,
+    users: &'a UseCount,
+    interface: Interface,
+    streams: usize,
+}
+
+impl<'a> Way<'a> {
+    fn new(trunk: Option<&'a Arc<Trunk>>, users: &'a UseCount, interface: Interface) -> Self {
+        Self {
+            trunk,
+            users,
+            interface,
+            streams: Arc::strong_count(users) - 1,
+        }
+    }
+}
+
 /// The trunks that this node has to a peer while the link to it is up.
 pub(super) struct Trunks {
     far: Arc<Far>,
@@ -221,9 +245,9 @@ impl Trunks {
         }
     }
 
-    /// The connection for the next stream: the one with the fewest. A trunk is dialled if there is none yet.
-    pub async fn choose(&self, link: Connection, shared: &Arc<Shared>) -> Chosen {
-        let (trunk, users) = self.least_used();
+    /// The connection for the next stream: the one with the fewest, of several such ones by the hint. A trunk is dialled if there is none yet.
+    pub async fn choose(&self, link: Connection, hint: RailHint, shared: &Arc<Shared>) -> Chosen {
+        let (trunk, users) = self.least_used(hint);
         if let Some(trunk) = trunk
             && let Some(connection) = self.connection(trunk, &link, shared).await
         {
@@ -237,15 +261,34 @@ impl Trunks {
     }
 
     /// The trunk with the fewest users, none where that is the link. The choice counts at once, so that streams which open together go apart.
-    fn least_used(&self) -> (Option<&Arc<Trunk>>, UseCount) {
+    fn least_used(&self, hint: RailHint) -> (Option<&Arc<Trunk>>, UseCount) {
         let _one_at_a_time = self.choosing.lock().unwrap_or_else(PoisonError::into_inner);
-        let trusted = self.trunks.iter().filter(|trunk| trunk.is_trusted());
-        let trunk = trusted.min_by_key(|trunk| Arc::strong_count(&trunk.users));
-        let of_link = Arc::strong_count(&self.link_users);
-        match trunk.filter(|trunk| Arc::strong_count(&trunk.users) < of_link) {
-            Some(trunk) => (Some(trunk), trunk.users.clone()),
+        let ways = self.ways();
+        let on_interface = |interface: Interface| -> usize {
+            let there = ways.iter().filter(|way| way.interface == interface);
+            there.map(|way| way.streams).sum()
+        };
+        let load = |way: &Way<'_>| (way.streams, on_interface(way.interface));
+        let least = ways.iter().map(load).min();
+        // Of each interface the first: another socket of the same one costs CPU and may cost a dial.
+        let mut equal: Vec<&Way<'_>> = Vec::new();
+        for way in ways.iter().filter(|way| Some(load(way)) == least) {
+            if equal.iter().all(|it| it.interface != way.interface) {
+                equal.push(way);
+            }
+        }
+        match equal.get(hint.among(equal.len())) {
+            Some(way) => (way.trunk, way.users.clone()),
             None => (None, self.link_users.clone()),
         }
+    }
+
+    /// The link, and then the trunks that are trusted.
+    fn ways(&self) -> Vec<Way<'_>> {
+        let link = Way::new(None, &self.link_users, Interface::OfLinks);
+        let trusted = self.trunks.iter().filter(|trunk| trunk.is_trusted());
+        let trusted = trusted.map(|trunk| Way::new(Some(trunk), &trunk.users, trunk.interface));
+        std::iter::once(link).chain(trusted).collect()
     }
 
     /// A trunk's connection, if it has one now or very soon.
@@ -299,6 +342,12 @@ impl Trunks {
 
 #[cfg(test)]
 impl Trunks {
+    pub fn streams_on(&self, interface: Interface) -> usize {
+        let ways = self.ways().into_iter();
+        let there = ways.filter(|way| way.interface == interface);
+        there.map(|way| way.streams).sum()
+    }
+
     pub fn none_is_trusted(&self) -> bool {
         !self.trunks.iter().any(|trunk| trunk.is_trusted())
     }

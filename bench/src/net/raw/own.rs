@@ -10,8 +10,8 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use storaged::net::cert::CA_CERTIFICATE;
 use storaged::net::{
-    Agreement, DataStream, LINK_VERSIONS, Net, NetConfig, NetEvent, NodeNaming, Peer, TlsFiles,
-    TlsIdentity, UdpFactory,
+    Agreement, DataStream, LINK_VERSIONS, Net, NetConfig, NetEvent, NodeNaming, Peer, RailHint,
+    TlsFiles, TlsIdentity, UdpFactory,
 };
 use storaged_sdk::wire::peer::StreamRecord;
 use storaged_sdk::wire::{Generation, NodeName, SessionId};
@@ -87,6 +87,7 @@ pub fn send(args: &RawArgs) -> Result<Duration> {
             async { while !matches!(events.recv().await, None | Some(NetEvent::Up { .. })) {} };
         let waited = tokio::time::timeout(Duration::from_secs(20), up).await;
         waited.context("no link to the receiver within 20 s")?;
+        let to = NodeName::new(NAMES[1])?;
         let block = Bytes::from(vec![0x5a; WRITE_BYTES]);
         let mut fastest = Duration::MAX;
         for round in 0..args.rounds {
@@ -97,7 +98,7 @@ pub fn send(args: &RawArgs) -> Result<Duration> {
                     session: SessionId::new(round as u64),
                     edge,
                 };
-                let stream = net.open_stream(&NodeName::new(NAMES[1])?, &record).await?;
+                let stream = net.open_stream(&to, &record, RailHint::default()).await?;
                 let bytes = args.bytes / u64::from(settings.streams);
                 streams.spawn(send_on(stream, block.clone(), bytes));
             }

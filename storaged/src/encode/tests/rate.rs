@@ -22,6 +22,7 @@ use crate::encode::{
     BlockSender, BlockSink, BlockState, Blocks, Executor, ExecutorLimits, Pool, Proof, StreamError,
     Streams,
 };
+use crate::net::RailHint;
 
 const BLOCK: u32 = 1 << 20;
 const STRIPES: u64 = 512;
@@ -51,6 +52,7 @@ impl Streams for TcpStreams {
         &self,
         to: &NodeName,
         record: &StreamRecord,
+        _: RailHint,
     ) -> Result<Box<dyn BlockSender>, StreamError> {
         let peer = locked(&self.peers).get(to).and_then(Weak::upgrade);
         let (near, far) = loopback().await;

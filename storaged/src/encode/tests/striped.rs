@@ -10,6 +10,7 @@ use storaged_wire::peer::SessionFault;
 
 use super::world::{CHUNK, World, locked, node, noise};
 use crate::encode::{ExecutorLimits, Pool};
+use crate::net::RailHint;
 
 const STRIPES: usize = 23;
 
@@ -124,6 +125,22 @@ async fn an_increment_over_the_dirty_stripes_alone_sends_nothing_for_the_others(
     assert_eq!(world.sent() - before, 2 * 5 * 16 + payload);
     // Streams are opened to and from these two nodes alone.
     assert_eq!(*locked(&world.wires.opened), 4 * 3 + 4 * 2 + 2 * (3 + 2));
+}
+
+#[tokio::test]
+async fn a_stream_is_opened_with_a_hint_of_both_its_ends() {
+    let pool = Pool::start(2).unwrap();
+    let world = world(&pool, 4, 2, &Shape::gather_at_all_sources(4));
+    let (_, works) = session(&world, 1, 1);
+    assert!(world.run(works).await.iter().all(Result::is_ok));
+    let hints = locked(&world.wires.hints);
+    assert_eq!(hints.len(), 4 * 3 + 4 * 2);
+    for from in 0..4 {
+        for to in (0..6).filter(|to| *to != from) {
+            let expected = RailHint::new(from + to);
+            assert_eq!(hints.get(&(node(from), node(to))), Some(&expected));
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

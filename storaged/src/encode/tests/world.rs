@@ -23,6 +23,7 @@ use crate::encode::{
     BlockReceiver, BlockSender, BlockSink, BlockState, Blocks, Executor, ExecutorLimits, Pool,
     Proof, StreamError, Streams,
 };
+use crate::net::RailHint;
 
 pub const CHUNK: u32 = 4096;
 /// What a stream takes without being read: less than two frames, so that back-pressure is felt.
@@ -56,6 +57,8 @@ pub struct Wires {
     pub sent: Mutex<BTreeMap<(NodeName, NodeName), u64>>,
     /// Streams opened so far.
     pub opened: Mutex<usize>,
+    /// What the last stream of each pair was opened with.
+    pub hints: Mutex<BTreeMap<(NodeName, NodeName), RailHint>>,
     /// Nodes that open streams and then send nothing on them.
     pub silent: Mutex<BTreeSet<NodeName>>,
     /// Bytes per second of every node's uplink and downlink; none for no limit.
@@ -122,19 +125,21 @@ impl Streams for NodeStreams {
         &self,
         to: &NodeName,
         record: &StreamRecord,
+        hint: RailHint,
     ) -> Result<Box<dyn BlockSender>, StreamError> {
         let executor = locked(&self.wires.executors)
             .get(to)
             .and_then(Weak::upgrade);
         let executor = executor.ok_or_else(|| StreamError::NoTransport { to: to.clone() })?;
         *locked(&self.wires.opened) += 1;
+        let way = (self.me.clone(), to.clone());
+        locked(&self.wires.hints).insert(way.clone(), hint);
         let (near, far) = duplex(STREAM_BYTES);
         let far = match *locked(&self.wires.rate) {
             None => far,
             Some(_) => self.wires.clone().carry(far, to.clone()),
         };
         executor.accept(record.clone(), self.me.clone(), Box::new(Receiver(far)));
-        let way = (self.me.clone(), to.clone());
         Ok(Box::new(Sender {
             stream: near,
             way,

@@ -4,12 +4,23 @@ use storaged_wire::SessionId;
 use storaged_wire::peer::StreamRecord;
 use tokio::time::Instant;
 
-use super::super::DataStream;
+use super::super::rails::Interface;
+use super::super::{DataStream, RailHint};
 use super::*;
 
 fn with_sockets(node: usize, sockets: usize) -> Spec {
     Spec {
         trunks: vec![SocketAddr::from(([127, 0, 0, 1], 0)); sockets - 1],
+        ..Spec::new(node, Vec::new())
+    }
+}
+
+/// Its sockets in their order, each on the interface of that number, the first of them 0.
+fn with_interfaces(node: usize, interfaces: &[u8]) -> Spec {
+    let trunks = interfaces[1..].iter();
+    let at = |number: &u8| SocketAddr::from(([127, 0, 0, 1 + number], 0));
+    Spec {
+        trunks: trunks.map(at).collect(),
         ..Spec::new(node, Vec::new())
     }
 }
@@ -25,12 +36,16 @@ async fn linked(directory: &Path, sockets: [usize; 2]) -> (Started, Started) {
 
 impl Started {
     async fn open(&self, to: usize, edge: u32) -> DataStream {
+        self.open_with(to, edge, RailHint::default()).await
+    }
+
+    async fn open_with(&self, to: usize, edge: u32, hint: RailHint) -> DataStream {
         let record = StreamRecord {
             leader: name(0),
             session: SessionId::new(7),
             edge,
         };
-        let opened = timeout(PATIENCE, self.net.open_stream(&name(to), &record)).await;
+        let opened = timeout(PATIENCE, self.net.open_stream(&name(to), &record, hint)).await;
         opened.expect("in time").expect("the link is up")
     }
 
@@ -326,4 +341,78 @@ async fn another_certificate_is_used_for_trunks_too() {
     assert_eq!(first.edges(2).await, [0, 1]);
     assert_eq!(second.net.trunks(), 1);
     drop(streams);
+}
+
+/// A node with these interfaces and as many peers like it as there are hints; a stream to each, with its hint.
+async fn one_stream_per_peer(
+    interfaces: &[u8],
+    hints: &[usize],
+) -> (Started, Vec<Started>, Vec<DataStream>) {
+    let directory = certificates(1 + hints.len());
+    let mut hub = start(directory.path(), with_interfaces(0, interfaces)).await;
+    let mut peers = Vec::new();
+    for node in 1..=hints.len() {
+        let spec = Spec {
+            peers: vec![hub.peer(0)],
+            ..with_interfaces(node, interfaces)
+        };
+        peers.push(start(directory.path(), spec).await);
+    }
+    let known = (1..).zip(&peers).map(|(node, peer)| peer.peer(node));
+    hub.net.set_peers(known.collect(), &group(), agreement(1));
+    let mut streams = Vec::new();
+    for _ in &peers {
+        hub.version_of_link().await;
+    }
+    for (peer, hint) in (1..).zip(hints) {
+        let hint = RailHint::new(*hint);
+        streams.push(hub.open_with(peer, 0, hint).await);
+    }
+    (hub, peers, streams)
+}
+
+#[tokio::test]
+async fn the_only_stream_to_each_of_several_peers_spreads_over_the_interfaces() {
+    let (hub, _peers, streams) = one_stream_per_peer(&[0, 1], &[0, 1, 2, 3, 4, 5]).await;
+    assert_eq!(hub.net.trunks(), 3);
+    assert_eq!(spread(&streams), [0, 0, 0, 1, 1, 1]);
+    let (hub, _peers, streams) = one_stream_per_peer(&[0, 1, 2], &[0, 1, 2]).await;
+    assert_eq!(hub.net.trunks(), 2);
+    assert_eq!(spread(&streams), [0, 0, 1]);
+}
+
+#[tokio::test]
+async fn several_sockets_of_one_interface_leave_the_only_stream_to_a_peer_on_the_link() {
+    let (hub, _peers, streams) = one_stream_per_peer(&[0, 0, 0], &[0, 1, 2, 3]).await;
+    assert_eq!(hub.net.trunks(), 0);
+    assert_eq!(spread(&streams), [1, 1, 1, 1]);
+}
+
+#[tokio::test]
+async fn the_second_stream_to_a_peer_goes_over_another_interface_than_the_first() {
+    for number in 0..4 {
+        let hint = RailHint::new(number);
+        let (hub, _peers, mut streams) = one_stream_per_peer(&[0, 1, 0, 1], &[number]).await;
+        for edge in 1..4 {
+            streams.push(hub.open_with(1, edge, hint).await);
+            let trunks = hub.net.shared.known(&name(1)).unwrap().link.trunks();
+            let trunks = trunks.unwrap();
+            let rail = Interface::Rail([127, 0, 0, 2].into());
+            let (near, far) = (
+                trunks.streams_on(Interface::OfLinks),
+                trunks.streams_on(rail),
+            );
+            assert!(near.abs_diff(far) <= 1, "{near} and {far}, hint {number}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_rail_in_doubt_leaves_its_streams_to_the_link() {
+    let (hub, _peers, streams) = one_stream_per_peer(&[0, 1], &[1]).await;
+    assert_eq!(hub.net.trunks(), 1);
+    streams.iter().for_each(DataStream::has_failed);
+    drop(streams);
+    let next = hub.open_with(1, 1, RailHint::new(1)).await;
+    assert_eq!(spread(&[next]), [1]);
 }
