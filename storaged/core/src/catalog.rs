@@ -14,6 +14,7 @@ use storaged_wire::{
 use crate::api::{ConnId, Now, ParityId, RequestId, SlotShard};
 use crate::encode::Yielding;
 use crate::failed_steps::FailedRestarts;
+use crate::limits;
 use crate::parcels::Notice;
 use crate::pins::{Pins, Vouched};
 use crate::place::PromisedTo;
@@ -282,14 +283,43 @@ pub(crate) struct Ends {
     by_name: BTreeMap<Digest, CheckpointKey>,
     order: VecDeque<CheckpointKey>,
     given_up: VecDeque<GivenUp>,
+    /// Apart from those: many forgeries at once would push out what was true.
+    disowned: VecDeque<GivenUp>,
 }
 
-/// A committed checkpoint that was given up on a peer's word.
+/// A committed checkpoint that was given up here, of which others may still tell.
 #[derive(Debug, Clone)]
 struct GivenUp {
     name: Digest,
     key: CheckpointKey,
     at: Now,
+}
+
+/// Why a committed checkpoint was given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GivenUpCause {
+    /// A peer has given it up.
+    Told,
+    /// Those that should hold its shards have never heard of it.
+    Disowned,
+}
+
+impl GivenUpCause {
+    /// For so long it is not taken up again.
+    fn refused_ms(self) -> u64 {
+        match self {
+            Self::Disowned if !planted!("disowned_commits_taken_again") => limits::DISOWNED_MS,
+            Self::Told | Self::Disowned => limits::GIVEN_UP_HEARD_MS,
+        }
+    }
+
+    /// So many are remembered.
+    fn kept(self) -> usize {
+        match self {
+            Self::Told => limits::GIVEN_UP_KEPT,
+            Self::Disowned => limits::DISOWNED_KEPT,
+        }
+    }
 }
 
 impl Ends {
@@ -300,7 +330,7 @@ impl Ends {
         if self.by_key.insert(key.clone(), end).is_none() {
             self.order.push_back(key);
         }
-        while self.order.len() > crate::limits::ENDS_KEPT {
+        while self.order.len() > limits::ENDS_KEPT {
             let oldest = self.order.pop_front();
             let end = oldest.and_then(|key| self.by_key.remove(&key));
             if let Some(name) = end.and_then(|end| end.name) {
@@ -313,19 +343,41 @@ impl Ends {
         self.by_key.get(key)
     }
 
-    /// A committed checkpoint was given up on a peer's word, which others may not have heard.
-    pub fn note_given_up(&mut self, name: Digest, key: CheckpointKey, at: Now) {
-        if self.given_up.len() >= crate::limits::GIVEN_UP_KEPT {
-            self.given_up.pop_front();
+    /// A committed checkpoint was given up, which others may not have heard.
+    pub fn note_given_up(
+        &mut self,
+        name: Digest,
+        key: CheckpointKey,
+        at: Now,
+        cause: GivenUpCause,
+    ) {
+        let given_up = self.given_up_for(cause);
+        if given_up.len() >= cause.kept() {
+            given_up.pop_front();
         }
-        self.given_up.push_back(GivenUp { name, key, at });
+        given_up.push_back(GivenUp { name, key, at });
     }
 
-    /// Which one it was, and when it was given up last.
-    pub fn given_up(&self, name: Digest) -> Option<(&CheckpointKey, Now)> {
-        let mut newest_first = self.given_up.iter().rev();
-        let found = newest_first.find(|it| it.name == name);
-        found.map(|it| (&it.key, it.at))
+    fn given_up_for(&mut self, cause: GivenUpCause) -> &mut VecDeque<GivenUp> {
+        match cause {
+            GivenUpCause::Told => &mut self.given_up,
+            GivenUpCause::Disowned => &mut self.disowned,
+        }
+    }
+
+    /// Which one it was that was given up.
+    pub fn given_up(&self, name: Digest) -> Option<&CheckpointKey> {
+        let mut all = self.given_up.iter().chain(&self.disowned);
+        all.find(|it| it.name == name).map(|it| &it.key)
+    }
+
+    /// Whether it was given up so lately that it is not taken up again yet.
+    pub fn is_refused(&self, name: Digest, now: Now) -> bool {
+        let lately = |all: &VecDeque<GivenUp>, cause: GivenUpCause| {
+            let is_late = |it: &GivenUp| now.since(it.at) < cause.refused_ms();
+            all.iter().any(|it| it.name == name && is_late(it))
+        };
+        lately(&self.given_up, GivenUpCause::Told) || lately(&self.disowned, GivenUpCause::Disowned)
     }
 
     pub fn named(&self, name: Digest) -> Option<&End> {
@@ -391,6 +443,11 @@ impl Checkpoint {
             no_room: None,
             yielding: Yielding::default(),
         }
+    }
+
+    /// Whether nothing of it is here, and too few call it safe.
+    pub fn is_bare(&self) -> bool {
+        self.state < CheckpointState::Protected && !self.has_blocks()
     }
 
     /// The most losses that it can bear, once committed.

@@ -240,6 +240,13 @@ pub const GIVEN_UP_KEPT: usize = 64;
 /// For so long such a checkpoint is not taken up again: a home node that tells of it may not have heard yet that it was given up.
 pub const GIVEN_UP_HEARD_MS: u64 = 3_000;
 
+/// And so long one is not that its owners disown. Home nodes that have passed it on to each other forget it at different times, and would
+/// teach it to each other again for ever.
+pub const DISOWNED_MS: u64 = 60_000;
+
+/// Such commits that are remembered: twice what one peer can have here at once, and again as many that others pass on for it.
+pub const DISOWNED_KEPT: usize = 4 * COMMITS_PER_PEER_MAX;
+
 /// A member answers a session's proposal within this time.
 pub const PROPOSE_MAX_MS: u64 = 5_000;
 
@@ -463,6 +470,10 @@ const _: () = assert!(
 const _: () = assert!(
     NEWS_SHARED_AFTER_MS + ANNOUNCE_AGAIN_MS + REPEAT_MS < COMMIT_MAX_MS,
     "a home node hears of another one's news in time"
+);
+const _: () = assert!(
+    DISOWNED_MS > UNCONFIRMED_MS + LOST_AFTER_MS + 2 * REPEAT_MS,
+    "who was told of a forged commit last has forgotten it before it is taken again"
 );
 const _: () = assert!(
     EMPTY_JOB_MIN_MS > 2 * ATTACHED_EVERY_MS,

@@ -296,6 +296,7 @@ impl Node {
         self.cx.ask_for_unconfirmed();
         self.cx.announce_all();
         self.cx.tell_all();
+        self.cx.ask_owners();
         self.cx.tell_drain();
         self.pins.repeat(&mut self.cx);
         self.sessions.expire_sessions(&mut self.cx);
@@ -318,6 +319,7 @@ impl Node {
         self.cx.weigh_all();
         self.cx.advance_doubts();
         self.cx.give_up_lost();
+        self.cx.forget_disowned();
         self.cx.retire_unkept();
         self.cx.give_up_stuck_uploads();
         self.cx.start_uploads();

@@ -273,8 +273,9 @@ fn byzantine_limits(seed: u64) -> Limits {
 }
 
 /// Seeds of these that have failed once: a loss that was waited out for ever because of a coding node that is not believed, steps that
-/// were protected while a plan was made, and a step that a node which had just started took for protected.
-const BYZANTINE_FOUND: [u64; 4] = [40, 96, 100, 140];
+/// were protected while a plan was made, a step that a node which had just started took for protected, and a made-up commit that a home
+/// node without a rank went on having coded.
+const BYZANTINE_FOUND: [u64; 5] = [40, 96, 100, 140, 176];
 
 /// One node says anything to anybody, forged, replayed and up to the limits of numbers, and m-1 others at most fail beside it.
 #[test]

@@ -11,6 +11,13 @@ use crate::catalog::Checkpoint;
 use crate::context::Context;
 use crate::limits;
 
+/// Whether nodes count that say of a checkpoint that they have never heard of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Denials {
+    Ignored,
+    Heard,
+}
+
 impl Context {
     /// As a home node: gives up what has been lost for as long as a session might still end that has had the shard.
     pub(crate) fn give_up_lost(&mut self) {
@@ -22,7 +29,7 @@ impl Context {
                 && self.homes_of(&c.key).contains(self.me())
         });
         let losses: Vec<(CheckpointKey, Option<String>)> = committed
-            .map(|c| (c.key.clone(), self.loss_of(c)))
+            .map(|c| (c.key.clone(), self.loss_of(c, Denials::Ignored)))
             .collect();
         for (key, loss) in losses {
             let Some(checkpoint) = self.checkpoints.get_mut(&key) else {
@@ -40,7 +47,7 @@ impl Context {
     }
 
     /// Which shard can neither be read nor decoded, not even with all that nodes may hold that have not said so.
-    fn loss_of(&self, checkpoint: &Checkpoint) -> Option<String> {
+    pub(super) fn loss_of(&self, checkpoint: &Checkpoint, denials: Denials) -> Option<String> {
         let manifest = checkpoint.manifest.as_ref()?;
         let own = Blocks::of(checkpoint);
         let there = self.blocks_there(checkpoint, &own);
@@ -55,7 +62,10 @@ impl Context {
             let may_return = || {
                 let is_gone = self.has_left(node) && !planted!("shards_of_the_removed_awaited");
                 let is_parity = block >= blocks.data.len();
-                !(is_gone || is_parity && self.says_nothing_of_parity(checkpoint, node))
+                let is_denied = denials == Denials::Heard && self.denies(checkpoint, node);
+                !(is_gone
+                    || is_denied
+                    || is_parity && self.says_nothing_of_parity(checkpoint, node))
             };
             copied || said.map_or_else(may_return, |said| said.has(lane, blocks, block))
         };

@@ -1,6 +1,7 @@
 //! Policy of the verb *place*: which run of a namespace is the newest, and healing.
 
 mod ask_first;
+mod disowned;
 mod drain;
 mod drains;
 mod enclosed;

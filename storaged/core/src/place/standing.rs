@@ -63,6 +63,8 @@ pub(crate) struct Standing {
     bears_noted: Option<Bears>,
     /// As a home node: since when a shard is lost, of a checkpoint that was never protected.
     pub lost_since: Option<Now>,
+    /// As a home node: since when its owners disown it.
+    pub disowned_since: Option<Now>,
 }
 
 impl Standing {

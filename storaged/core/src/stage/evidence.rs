@@ -93,13 +93,13 @@ impl Context {
     fn commits_of(&self, teller: &NodeName) -> usize {
         let all = self.checkpoints.values();
         let told = all.filter(|c| c.told_by.as_ref() == Some(teller));
-        told.filter(|c| is_bare(c)).count()
+        told.filter(|c| c.is_bare()).count()
     }
 
     /// What a node that is not believed any more has told of, and nobody else calls safe, is heard anew from the others.
     pub(crate) fn forget_commits_of(&mut self, teller: &NodeName) {
         let all = self.checkpoints.values();
-        let told = all.filter(|c| c.told_by.as_ref() == Some(teller) && is_bare(c));
+        let told = all.filter(|c| c.told_by.as_ref() == Some(teller) && c.is_bare());
         for key in told.map(|c| c.key.clone()).collect::<Vec<_>>() {
             self.forget_commit(&key);
         }
@@ -154,7 +154,7 @@ impl Context {
 
     /// Whether only words tell of a commit: nothing of it is here, nobody calls it protected, and others decide of it.
     fn is_unconfirmed(&self, checkpoint: &Checkpoint) -> bool {
-        is_bare(checkpoint)
+        checkpoint.is_bare()
             && checkpoint.told_by.is_some()
             && !checkpoint.standing.is_called_protected()
             && !checkpoint.homes.contains(self.me())
@@ -166,13 +166,14 @@ impl Context {
     pub(super) fn make_room_for_named(&mut self, key: &CheckpointKey, name: Digest) {
         let known = self.checkpoints.get(key);
         let is_another = |c: &Checkpoint| c.name().is_some_and(|known| known != name);
-        let gives_way = |c: &Checkpoint| is_another(c) && c.told_by.is_some() && is_bare(c);
+        let gives_way = |c: &Checkpoint| is_another(c) && c.told_by.is_some() && c.is_bare();
         if known.is_some_and(gives_way) {
             self.forget_commit(key);
         }
     }
 
-    fn forget_commit(&mut self, key: &CheckpointKey) {
+    /// Nobody else is told.
+    pub(crate) fn forget_commit(&mut self, key: &CheckpointKey) {
         self.remove(key);
         self.wake(key);
     }
@@ -253,11 +254,6 @@ impl Context {
     fn has_been_up(&self, node: &NodeName) -> bool {
         self.is_up(node) && self.is_believed(node)
     }
-}
-
-/// Whether nothing of a checkpoint is here, and too few call it safe.
-fn is_bare(checkpoint: &Checkpoint) -> bool {
-    checkpoint.state < CheckpointState::Protected && !checkpoint.has_blocks()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use storaged_wire::{CheckpointState, Digest, Namespace, NodeName, Rank};
 
 use crate::api::{ConnId, Note, Now, Output};
 use crate::budget::Reservation;
-use crate::catalog::{Checkpoint, End, LocalShard, SlotUse, Upload};
+use crate::catalog::{Checkpoint, End, GivenUpCause, LocalShard, SlotUse, Upload};
 use crate::context::Context;
 use crate::event::Event;
 use crate::limits;
@@ -222,13 +222,14 @@ impl Context {
         let name = self.checkpoints.get(key).and_then(Checkpoint::name);
         self.abandon(key, reason);
         if let Some(name) = name.filter(|_| !planted!("given_up_in_silence")) {
-            self.ends.note_given_up(name, key.clone(), self.now);
+            let cause = GivenUpCause::Told;
+            self.ends.note_given_up(name, key.clone(), self.now, cause);
             self.say_let_go(name, key);
         }
     }
 
     /// Tells the home nodes of a checkpoint that nothing of it is here any more.
-    pub(super) fn say_let_go(&mut self, manifest: Digest, key: &CheckpointKey) {
+    pub(crate) fn say_let_go(&mut self, manifest: Digest, key: &CheckpointKey) {
         for home in self.homes_of(key) {
             let cause = UnowedCause::Retired;
             self.send(&home, PeerMessage::Unowed { manifest, cause });
@@ -237,8 +238,7 @@ impl Context {
 
     /// Somebody goes on with a checkpoint that was given up here; its home nodes have not heard of that.
     pub(crate) fn says_again_that_it_gave_up(&mut self, manifest: Digest) -> bool {
-        let given_up = self.ends.given_up(manifest);
-        let key = given_up.map(|(key, _)| key.clone());
+        let key = self.ends.given_up(manifest).cloned();
         if let Some(key) = &key {
             self.say_let_go(manifest, key);
         }
@@ -247,8 +247,7 @@ impl Context {
 
     /// Whether a checkpoint has just been given up, so that others may be about to.
     pub(crate) fn has_just_given_up(&self, manifest: Digest) -> bool {
-        let given_up = self.ends.given_up(manifest);
-        given_up.is_some_and(|(_, at)| self.now.since(at) < limits::GIVEN_UP_HEARD_MS)
+        self.ends.is_refused(manifest, self.now)
     }
 
     /// Whether a checkpoint is protected, or a home node calls it so and this node has not found otherwise.

@@ -13,7 +13,7 @@ mod lies;
 use std::collections::{BTreeMap, VecDeque};
 
 use storaged_codec::Digest;
-use storaged_core::{Audit, Note, Viewer};
+use storaged_core::{Audit, Note, Shown, Viewer};
 use storaged_wire::CheckpointState;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 
@@ -21,7 +21,7 @@ use self::kinds::kind_of;
 pub use self::kinds::{KINDS, Kind};
 use self::known::{Address, Heard, remember};
 use super::world::{Scripted, World};
-use crate::testkit::Event;
+use crate::testkit::{Event, namespace};
 
 /// It says something new about so often, in milliseconds.
 const SPEAKS_EVERY_MS: u64 = 60;
@@ -250,6 +250,7 @@ impl World {
         }
         self.run_for(100_000);
         for node in self.honest() {
+            self.made_up_commits_are_forgotten(node);
             let process = self.processes[node].as_ref().expect("it is up");
             let Audit {
                 held,
@@ -268,5 +269,25 @@ impl World {
             let status = process.node.status_json(&Viewer::Operator).len();
             assert!(status < 100_000, "the status of n{node} has {status} bytes");
         }
+    }
+
+    /// A commit of which nobody has sealed anything stays nowhere: it would be coded in vain, and take the place of the true one of its step.
+    fn made_up_commits_are_forgotten(&self, node: usize) {
+        let process = self.processes[node].as_ref().expect("it is up");
+        let is_bare = |it: &Shown| {
+            let has_blocks = !(it.shards.is_empty() && it.parity.is_empty());
+            it.state == CheckpointState::Committed && it.manifest.is_some() && !has_blocks
+        };
+        let is_true = |key: &CheckpointKey| {
+            key.namespace == namespace() && self.scene.job.is_sealed_whole(key)
+        };
+        let shown = process.node.shown().into_iter();
+        let left: Vec<Shown> = shown
+            .filter(|it| is_bare(it) && !is_true(&it.key))
+            .collect();
+        assert!(
+            left.is_empty(),
+            "made-up commits are left on n{node}: {left:?}"
+        );
     }
 }
