@@ -107,9 +107,19 @@ impl Context {
                 KeptManifest::Known(manifest) => {
                     self.adopt(manifest, kept.durable);
                     self.reach(&kept.key, kept.state);
+                    self.recover_teller(&kept.key);
                 }
                 KeptManifest::NotYet => self.recover_description(&kept),
             }
+        }
+    }
+
+    /// Who told of a commit the daemon before knew. With nobody it would stay though no home node has it any more.
+    fn recover_teller(&mut self, key: &CheckpointKey) {
+        let me = self.me().clone();
+        let checkpoint = self.checkpoints.get_mut(key);
+        if let Some(checkpoint) = checkpoint.filter(|_| !planted!("kept_commits_have_no_teller")) {
+            checkpoint.told_by = Some(me);
         }
     }
 

@@ -221,6 +221,41 @@ fn a_commit_that_all_home_nodes_have_let_go_is_forgotten() {
     assert!(asked_at(&mut node, later + 2_000).is_empty());
 }
 
+/// Who told of it only the daemon before knew.
+#[test]
+fn a_commit_that_a_daemon_has_kept_is_forgotten_with_its_home_nodes_too() {
+    let mut before = last_of(&MEMBERS, 2, 2);
+    let (sealed, homes, _) = step(&before);
+    let said = hear(&mut before, 1, &homes[0], committed(&sealed));
+    let kept = said.into_iter().filter_map(|output| match output {
+        Output::Keep(record) => Some(record),
+        _ => None,
+    });
+    let records = kept.collect();
+    let mut node = alone_among(&MEMBERS, 2, 2);
+    node.handle(Now(0), crate::api::Input::Recovered { records });
+    for peer in &MEMBERS[..4] {
+        let (node_up, generation) = (name(peer), Generation::new(1));
+        let node_up = crate::api::Input::PeerUp {
+            node: node_up,
+            generation,
+        };
+        node.handle(Now(1), node_up);
+    }
+    for at in [limits::UNCONFIRMED_MS, limits::UNCONFIRMED_MS + 2_000] {
+        node.handle(Now(at), crate::api::Input::Tick);
+    }
+    assert_eq!(state(&node, &sealed), Some(CheckpointState::Committed));
+    for home in &homes {
+        let unowed = PeerMessage::Unowed {
+            manifest: sealed.name(),
+            cause: UnowedCause::Retired,
+        };
+        hear(&mut node, limits::UNCONFIRMED_MS + 2_001, home, unowed);
+    }
+    assert_eq!(state(&node, &sealed), None);
+}
+
 /// A home node whose link to one holder is cut would give its part away for a committed step that can be given up.
 #[test]
 fn a_home_node_that_is_cut_off_from_one_holder_hears_the_other_home_node() {
