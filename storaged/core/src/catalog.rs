@@ -12,7 +12,6 @@ use storaged_wire::{
 };
 
 use crate::api::{ConnId, Now, ParityId, RequestId, SlotShard};
-use crate::encode::Yielding;
 use crate::failed_steps::FailedRestarts;
 use crate::limits;
 use crate::parcels::Notice;
@@ -264,6 +263,32 @@ pub(crate) struct NoRoomThere {
     /// Since when some node has none, and when one said so last.
     pub since: Now,
     pub heard_at: Now,
+}
+
+/// Parity of a checkpoint that makes way on this node.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Yielding {
+    /// What is not said to be held any more.
+    pub withdrawn: BTreeSet<(Lane, u32)>,
+    /// Its leader would take the room back before the other one asks again.
+    pub held_off: Option<HeldOff>,
+    /// How often it made way, and when it did last.
+    pub times: u32,
+    pub last_at: Option<Now>,
+}
+
+/// What a checkpoint makes way for, and until when it is not coded here.
+#[derive(Debug, Clone)]
+pub(crate) struct HeldOff {
+    pub by: CheckpointKey,
+    pub until: Now,
+}
+
+impl Yielding {
+    /// Whether a set of this place is on its way out.
+    pub fn is_withdrawn(&self, lane: Lane, index: u32) -> bool {
+        self.withdrawn.contains(&(lane, index))
+    }
 }
 
 /// How a checkpoint that has left RAM ended.

@@ -31,7 +31,6 @@ mod yielding;
 
 pub use linkstats::{NodeRate, SideRate};
 pub(crate) use session::{Beginning, Restored, SessionGoal};
-pub(crate) use yielding::Yielding;
 
 use std::collections::{BTreeMap, BTreeSet};
 

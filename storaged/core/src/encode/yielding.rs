@@ -9,46 +9,18 @@
 //! a block let go at that moment, neither would be whole. So a set is first said not to be held, and goes once all home nodes
 //! know that and none of them calls the step protected.
 
-use std::collections::BTreeSet;
-
 use storaged_plan::LaneBlocks;
 use storaged_wire::CheckpointState;
-use storaged_wire::peer::{CheckpointKey, Lane};
+use storaged_wire::peer::CheckpointKey;
 
 use super::session::{JoinedSession, SinkState};
-use crate::api::{HeldBlock, Note, Now, ParityId, Source};
+use crate::api::{HeldBlock, Note, ParityId, Source};
 use crate::budget::Reservation;
-use crate::catalog::{Checkpoint, NoRoomThere};
+use crate::catalog::{Checkpoint, HeldOff, NoRoomThere, Yielding};
 use crate::context::Context;
 use crate::encode::Sessions;
 use crate::event::Event;
 use crate::limits;
-
-/// Parity of a checkpoint that makes way on this node.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Yielding {
-    /// What is not said to be held any more.
-    withdrawn: BTreeSet<(Lane, u32)>,
-    /// Its leader would take the room back before the other one asks again.
-    held_off: Option<HeldOff>,
-    /// How often it made way, and when it did last.
-    times: u32,
-    last_at: Option<Now>,
-}
-
-/// What a checkpoint makes way for, and until when it is not coded here.
-#[derive(Debug, Clone)]
-struct HeldOff {
-    by: CheckpointKey,
-    until: Now,
-}
-
-impl Yielding {
-    /// Whether a set of this place is on its way out.
-    pub fn is_withdrawn(&self, place: (Lane, u32)) -> bool {
-        self.withdrawn.contains(&place)
-    }
-}
 
 impl Context {
     /// Parity of a step finds no room: that of others makes way, if there is enough of it for all that the step lacks here. Its leader asks
@@ -193,7 +165,7 @@ impl Context {
             return Vec::new();
         };
         let sets = checkpoint.parity.iter();
-        let gone = sets.filter(|(place, _)| checkpoint.yielding.is_withdrawn(**place));
+        let gone = sets.filter(|(place, _)| checkpoint.yielding.is_withdrawn(place.0, place.1));
         gone.map(|((lane, index), set)| HeldBlock::Parity(*lane, *index, *set))
             .collect()
     }

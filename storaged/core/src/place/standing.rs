@@ -163,7 +163,7 @@ impl Blocks {
                 .map(|(rank, _)| *rank)
                 .collect(),
             parity: sets
-                .filter(|place| !checkpoint.yielding.is_withdrawn(*place))
+                .filter(|(lane, index)| !checkpoint.yielding.is_withdrawn(*lane, *index))
                 .collect(),
             enclosures: EnclosuresHeld::NotAll,
         }

@@ -1,3 +1,5 @@
+//! Commits that were made up, and true ones whose owners are slow to say that they hold them.
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

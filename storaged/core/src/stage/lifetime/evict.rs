@@ -90,9 +90,11 @@ impl Context {
         let held = self.bytes_by_job();
         // Of two jobs that have ended at about the same time, one would be protected at the price of the other's only copy.
         let is_safe = self.newest_mark(of) == self.newest_safe(of).map(|key| key.mark());
-        let own_idle_ms = match is_safe || self.is_in_use(of) {
-            false if !planted!("ended_jobs_evict_one_another") => self.idle_ms(of),
-            _ => 0,
+        let is_as_idle = !(is_safe || self.is_in_use(of));
+        let own_idle_ms = if is_as_idle && !planted!("ended_jobs_evict_one_another") {
+            self.idle_ms(of)
+        } else {
+            0
         };
         let idle_enough_ms = self.setup.idle_job_ms.saturating_add(own_idle_ms);
         let others = held
