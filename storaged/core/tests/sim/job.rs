@@ -91,12 +91,14 @@ impl Job {
         );
     }
 
+    /// Of this job: a liar gives one's run and step to another.
     pub fn is_sealed_whole(&self, key: &CheckpointKey) -> bool {
         let sealed = self.sealed_whole.get(&(key.run, key.step));
-        sealed.is_some_and(|ranks| {
+        let is_whole = sealed.is_some_and(|ranks| {
             let mut ranks = ranks.iter().enumerate();
             ranks.len() > 0 && ranks.all(|(i, rank)| rank.get() as usize == i)
-        })
+        });
+        is_whole && key.namespace == namespace()
     }
 }
 
