@@ -60,7 +60,7 @@ fn in_order<'a, T: Send + 'static, W: FnOnce() -> T + Send + 'static>(
     futures::stream::iter(computed).buffered(pool.threads() + WINDOWS_WAITING)
 }
 
-/// Digests the first `length` bytes of a slot, chunk by chunk.
+/// Digests the shard of this size in a slot, chunk by chunk.
 ///
 /// # Errors
 /// [`DigestError`] if the slot cannot be read, or the daemon stops.
@@ -68,9 +68,9 @@ pub async fn digest(
     pool: &Pool,
     memory: &Arc<Memory>,
     slot: SlotId,
-    length: u64,
-    chunk: ChunkSize,
+    size: ShardSize,
 ) -> Result<Digested, DigestError> {
+    let ShardSize { length, chunk } = size;
     let windows = windows(chunk.count(length), chunk).into_iter();
     let works = windows.map(|window| {
         let memory = memory.clone();
@@ -103,17 +103,15 @@ pub async fn digest_restored(
     pool: &Pool,
     memory: &Arc<Memory>,
     slot: SlotId,
-    length: u64,
-    chunk: ChunkSize,
+    size: ShardSize,
 ) -> Result<Digested, DigestError> {
-    let size = ShardSize { length, chunk };
     let from = memory.clone();
     let put_back = compute(pool, move || from.take_put_back(slot, size)).await??;
     let Some(noted) = put_back else {
-        return digest(pool, memory, slot, length, chunk).await;
+        return digest(pool, memory, slot, size).await;
     };
     Ok(Digested {
-        root: root_digest(&noted.leaves, length, chunk),
+        root: root_digest(&noted.leaves, size.length, size.chunk),
         leaves: noted.leaves,
         prints: noted.prints,
         read: 0,
@@ -264,7 +262,8 @@ mod tests {
         let bytes: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
         memory.slot(slot).unwrap().write_at(0, &bytes).unwrap();
         let pool = Pool::start(2).unwrap();
-        let digested = digest(&pool, &memory, slot, length, chunk).await.unwrap();
+        let size = ShardSize { length, chunk };
+        let digested = digest(&pool, &memory, slot, size).await.unwrap();
         assert_eq!(digested.leaves.len() as u64, chunk.count(length));
         let whole = memory
             .digest(slot, length, chunk, 0..chunk.count(length))
@@ -315,7 +314,7 @@ mod tests {
                 .is_some()
         );
         assert!(matches!(
-            digest(&Pool::closed(), &memory, slot, length, chunk).await,
+            digest(&Pool::closed(), &memory, slot, size).await,
             Err(DigestError::Stopped)
         ));
     }

@@ -32,7 +32,7 @@ use storaged_core::{
 };
 use storaged_wire::local::Reply;
 use storaged_wire::{
-    ChunkSize, Digest, Generation, ManifestBytes, Rank, RecordName, RefusalCode, SlotId, encode,
+    Digest, Generation, ManifestBytes, Rank, RecordName, RefusalCode, SlotId, encode,
 };
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
@@ -45,7 +45,7 @@ use crate::encode::{Executor, Meters, Pool, SessionEnd};
 use crate::env::{Clock, Environment, Offload, OpsDoor, StageDoor};
 use crate::http::{self, OpsState, RestartAsked};
 use crate::keep::{JournalError, MemoryJournal};
-use crate::memory::{Digested, Memory};
+use crate::memory::{Digested, Memory, ShardSize};
 use crate::net::{Net, NetError, NetEvent};
 use crate::repeats::Repeats;
 use crate::stage::{self, Answer, FromStage, StageError, StageEvent, ToDriver};
@@ -397,7 +397,7 @@ impl Daemon {
                 length,
                 chunk,
                 cause,
-            } => self.digest(slot, length, chunk, cause),
+            } => self.digest(slot, ShardSize { length, chunk }, cause),
             Output::Run(work) => self.run_session(work),
             Output::Hasten { leader, session } => self.executor.hasten(&leader, session),
             Output::Stop { leader, session } => self.executor.stop(&leader, session),
@@ -466,17 +466,15 @@ impl Daemon {
         }
     }
 
-    fn digest(&self, slot: SlotId, length: u64, chunk: ChunkSize, cause: DigestCause) {
+    fn digest(&self, slot: SlotId, size: ShardSize, cause: DigestCause) {
         let (memory, ops) = (self.memory.clone(), self.ops.clone());
         let pool = self.pool.clone();
         let save = (cause == DigestCause::Saved).then(|| self.executor.beside_save());
         self.when_done(async move {
             let _save = save;
             let digested = match cause {
-                DigestCause::Saved => digest::digest(&pool, &memory, slot, length, chunk).await,
-                DigestCause::Restored => {
-                    digest::digest_restored(&pool, &memory, slot, length, chunk).await
-                }
+                DigestCause::Saved => digest::digest(&pool, &memory, slot, size).await,
+                DigestCause::Restored => digest::digest_restored(&pool, &memory, slot, size).await,
             };
             match digested {
                 Ok(Digested {

@@ -511,3 +511,11 @@ const _: () = assert!(
     PROPOSE_MAX_MS < SESSION_STALL_MAX_MS,
     "a proposal is the start of a session"
 );
+const _: () = assert!(
+    NO_ROOM_HEARD_MS > SESSION_RETRY_MS << LINK_RETRY_DOUBLINGS,
+    "what has no room is asked for again while that is news"
+);
+const _: () = assert!(
+    HELD_OFF_MS > (SESSION_RETRY_MS << LINK_RETRY_DOUBLINGS) + PROPOSE_MAX_MS,
+    "what parity made way for asks again before it comes back"
+);

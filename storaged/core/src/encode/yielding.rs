@@ -15,7 +15,6 @@ use storaged_wire::peer::CheckpointKey;
 
 use super::session::{JoinedSession, SinkState};
 use crate::api::{HeldBlock, Note, ParityId, Source};
-use crate::budget::Reservation;
 use crate::catalog::{Checkpoint, HeldOff, NoRoomThere, Yielding};
 use crate::context::Context;
 use crate::encode::Sessions;
@@ -39,11 +38,11 @@ impl Context {
             .filter(|c| self.makes_way(c) || self.may_make_way(c) && self.yields_to(c, wanted))
             .filter(|c| self.may_take_from(&c.key.namespace, bytes, &to.namespace))
             .collect();
-        yielding.sort_by_key(|c| (!self.makes_way(c), std::cmp::Reverse(self.parity_bytes(c))));
+        yielding.sort_by_key(|c| (!self.makes_way(c), std::cmp::Reverse(self.parity_kept(c))));
         let (mut gained, mut chosen) = (0_u64, Vec::new());
         for checkpoint in yielding {
             if gained < missing {
-                gained = gained.saturating_add(self.parity_bytes(checkpoint));
+                gained = gained.saturating_add(self.parity_kept(checkpoint));
                 chosen.push(checkpoint.key.clone());
             }
         }
@@ -152,12 +151,6 @@ impl Context {
         };
         let doublings = checkpoint.yielding.times.min(limits::YIELD_DOUBLINGS);
         self.now.since(since) >= patience_ms << doublings
-    }
-
-    fn parity_bytes(&self, checkpoint: &Checkpoint) -> u64 {
-        let sets = checkpoint.parity.values();
-        sets.map(|set| self.budget.reserved(Reservation::Parity(*set)))
-            .sum()
     }
 
     fn withdrawn_of(&self, key: &CheckpointKey) -> Vec<HeldBlock> {

@@ -237,8 +237,8 @@ impl Context {
             let current = current.map(|peer| (peer.generation, standing.version));
             current.is_some() && standing.noted.get(home).copied() == current
         };
-        let others = homes.iter().filter(|home| *home != self.me());
-        others.into_iter().all(knows) && standing.noted.keys().all(|node| homes.contains(node))
+        let mut others = homes.iter().filter(|home| *home != self.me());
+        others.all(knows) && standing.noted.keys().all(|node| homes.contains(node))
     }
 
     /// A node says which blocks of a checkpoint it holds.

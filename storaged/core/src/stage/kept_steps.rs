@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{Namespace, Rank, RunId, SlotId, Step};
 
-use crate::budget::Reservation;
 use crate::catalog::{Checkpoint, SlotUse};
 use crate::context::Context;
 use crate::limits;
@@ -240,10 +239,7 @@ impl Context {
     /// What would be free without these steps of other jobs, and without their surplus slots.
     fn bytes_kept(&self, kept: &[CheckpointKey], of: &Namespace) -> u64 {
         let kept: Vec<&Checkpoint> = kept.iter().map(|key| &self.checkpoints[key]).collect();
-        let sets = kept.iter().flat_map(|c| c.parity.values());
-        let parity: u64 = sets
-            .map(|set| self.budget.reserved(Reservation::Parity(*set)))
-            .sum();
+        let parity: u64 = kept.iter().map(|c| self.parity_kept(c)).sum();
         let of_kept = kept.iter().flat_map(|c| c.shards.values());
         let of_kept: BTreeSet<SlotId> = of_kept.map(|shard| shard.slot).collect();
         let mut surplus: BTreeMap<(&Namespace, Rank), usize> = BTreeMap::new();

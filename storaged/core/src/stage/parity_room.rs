@@ -132,16 +132,19 @@ impl Context {
         };
         let has = |lane: Lane| checkpoint.parity.keys().any(|(of, _)| *of == lane);
         let lanes = lanes_coded_by(manifest, self.me());
-        let lacking = lanes.filter(|lane| !has(*lane));
-        let blocks = lacking.filter_map(|lane| LaneBlocks::of(manifest, lane));
-        blocks.map(|blocks| blocks.length).sum()
+        parity_of_lanes(manifest, lanes.filter(|lane| !has(*lane)))
     }
 
-    /// What this node keeps of a checkpoint's parity.
+    /// What this node is to keep of a checkpoint's parity.
     fn parity_here(&self, manifest: &ManifestBytes) -> u64 {
-        let lanes = lanes_coded_by(manifest, self.me());
-        let blocks = lanes.filter_map(|lane| LaneBlocks::of(manifest, lane));
-        blocks.map(|blocks| blocks.length).sum()
+        parity_of_lanes(manifest, lanes_coded_by(manifest, self.me()))
+    }
+
+    /// What it keeps of it.
+    pub(crate) fn parity_kept(&self, checkpoint: &Checkpoint) -> u64 {
+        let sets = checkpoint.parity.values();
+        sets.map(|set| self.budget.reserved(Reservation::Parity(*set)))
+            .sum()
     }
 
     /// What sessions have reserved and steps keep that are not safe yet.
@@ -149,10 +152,13 @@ impl Context {
         let safe_state = self.safe_state();
         let checkpoints = self.checkpoints.values();
         let safe = checkpoints.filter(|c| c.key.namespace == *job && c.state >= safe_state);
-        let sets = safe.flat_map(|c| c.parity.values());
-        let of_safe: u64 = sets
-            .map(|set| self.budget.reserved(Reservation::Parity(*set)))
-            .sum();
+        let of_safe: u64 = safe.map(|c| self.parity_kept(c)).sum();
         self.budget.parity_of(job).saturating_sub(of_safe)
     }
+}
+
+/// As long as the longest block of each.
+fn parity_of_lanes(manifest: &ManifestBytes, lanes: impl Iterator<Item = Lane>) -> u64 {
+    let blocks = lanes.filter_map(|lane| LaneBlocks::of(manifest, lane));
+    blocks.map(|blocks| blocks.length).sum()
 }

@@ -69,7 +69,7 @@ impl PutBack {
 
     async fn restored(&self) -> Digested {
         let SlotShard { length, chunk, .. } = self.shard;
-        let digested = digest_restored(&self.pool, &self.memory, SLOT, length, chunk);
+        let digested = digest_restored(&self.pool, &self.memory, SLOT, ShardSize { length, chunk });
         digested.await.unwrap()
     }
 
@@ -116,7 +116,7 @@ async fn what_is_saved_in_the_slot_is_read_and_nothing_of_before_is_left() {
     let saved = noise(9);
     put.write(0, &saved);
     let SlotShard { length, chunk, .. } = put.shard;
-    let got = digest(&put.pool, &put.memory, SLOT, length, chunk).await;
+    let got = digest(&put.pool, &put.memory, SLOT, ShardSize { length, chunk }).await;
     assert!(is_of(&saved, &got.unwrap()));
     assert!(put.is_of_the_slot(&put.restored().await));
 }

@@ -7,6 +7,7 @@ use storaged_wire::local::{Keep, PinnedOnes, Removal};
 
 use super::shared_reads::Gives;
 use super::*;
+use crate::memory::ShardSize;
 use crate::trickle::store::{FaultPlan, Faulty, KeyPrefix, PartBytes};
 
 const SHARD: usize = 3 * CHUNK as usize;
@@ -224,7 +225,8 @@ async fn a_shard_that_was_fetched_whole_for_this_node_is_not_read_to_be_known() 
         let fetch = (world.trickle).fetch(&saved.manifest, RANK, slot, ranges, &trust);
         fetch.await.unwrap();
         let SlotShard { length, chunk, .. } = saved.shard;
-        let known = crate::digest::digest_restored(&pool, &world.memory, slot, length, chunk);
+        let size = ShardSize { length, chunk };
+        let known = crate::digest::digest_restored(&pool, &world.memory, slot, size);
         let known = known.await.unwrap();
         assert_eq!(known.read, expected as u64, "{me} {ranges:?}");
         assert_eq!(known.leaves, saved.shard.leaves);

@@ -123,11 +123,8 @@ impl Context {
             *bytes.entry(slot.namespace.clone()).or_default() += slot.capacity;
         }
         for checkpoint in self.checkpoints.values() {
-            let sets = checkpoint.parity.values();
-            let parity: u64 = sets
-                .map(|set| self.budget.reserved(Reservation::Parity(*set)))
-                .sum();
-            *bytes.entry(checkpoint.key.namespace.clone()).or_default() += parity;
+            *bytes.entry(checkpoint.key.namespace.clone()).or_default() +=
+                self.parity_kept(checkpoint);
         }
         bytes.retain(|_, bytes| *bytes > 0);
         bytes

@@ -6,7 +6,6 @@ use storaged_plan::LaneBlocks;
 use storaged_wire::Namespace;
 use storaged_wire::peer::CheckpointKey;
 
-use crate::budget::Reservation;
 use crate::catalog::Checkpoint;
 use crate::context::Context;
 use crate::pins::key_at;
@@ -121,8 +120,7 @@ impl Context {
     fn bytes_of(&self, checkpoint: &Checkpoint) -> u64 {
         let slots = checkpoint.shards.values();
         let slots = slots.filter_map(|shard| self.slots.get(&shard.slot));
-        let parity = checkpoint.parity.values();
-        let parity = parity.map(|set| self.budget.reserved(Reservation::Parity(*set)));
-        slots.map(|slot| slot.capacity).chain(parity).sum()
+        let slots: u64 = slots.map(|slot| slot.capacity).sum();
+        slots + self.parity_kept(checkpoint)
     }
 }
