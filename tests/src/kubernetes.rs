@@ -399,12 +399,18 @@ impl Shelf {
         });
         found.sort_by_key(|it| it["metadata"]["uid"].as_str().map(ToOwned::to_owned));
         let accept = asked.headers.get("accept").context("what it takes")?;
+        let (mut kind, mut version) = ("ConfigMapList", "v1");
         if accept.contains("as=PartialObjectMetadataList") {
+            (kind, version) = ("PartialObjectMetadataList", "meta.k8s.io/v1");
             found.iter_mut().for_each(|it| {
                 *it = json!({"metadata": it["metadata"]});
             });
         }
-        let body = json!({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": found});
+        // As the real one says it of nothing.
+        let items = (!found.is_empty()).then_some(found);
+        let metadata = json!({"resourceVersion": self.version.to_string()});
+        let body =
+            json!({"kind": kind, "apiVersion": version, "metadata": metadata, "items": items});
         Ok(Answer::with(200, body))
     }
 }

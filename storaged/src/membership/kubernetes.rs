@@ -28,6 +28,8 @@ pub use api::{ApiAccess, ApiServer, KubernetesError};
 const PREFIX_BYTES_MAX: usize = 24;
 /// The label of records: their series.
 const SERIES_LABEL: &str = "storaged/series";
+/// What lists of ConfigMaps are called: of their names alone, and whole, which a server may answer with all the same.
+const LISTS: [&str; 2] = ["PartialObjectMetadataList", "ConfigMapList"];
 /// Nodes that raise a head at once are all content with the highest of their numbers.
 const RAISES_MAX: usize = 20;
 /// The pause before a head is raised again, doubled each time up to the longest.
@@ -123,6 +125,16 @@ fn record_in(name: &str, found: &Value) -> Result<NumberedRecord, KubernetesErro
     Ok(NumberedRecord { name, bytes })
 }
 
+/// What a list has. Of nothing an API server says `null`: Go's empty list is none.
+fn items_in(listed: &Value) -> Result<&[Value], KubernetesError> {
+    let is_list = LISTS.iter().any(|kind| listed["kind"] == *kind);
+    match &listed["items"] {
+        Value::Array(items) if is_list => Ok(items),
+        Value::Null if is_list => Ok(&[]),
+        _ => Err(odd("something else than a list".into())),
+    }
+}
+
 impl Head {
     fn of(name: &str, found: &Value) -> Result<Self, KubernetesError> {
         let highest = found["data"]["highest"].as_str();
@@ -195,8 +207,7 @@ impl KubernetesRecords {
             .api
             .ask(&ApiRequest::names(path, self.action("list", &self.series)))
             .await?;
-        let items = listed["items"].as_array();
-        let items = items.ok_or_else(|| odd("a list without items".into()))?;
+        let items = items_in(&listed)?;
         let number = |item: &Value| {
             let name = item["metadata"]["name"].as_str()?;
             let digits = name.strip_prefix(&self.series)?.strip_prefix('-')?;
@@ -416,6 +427,21 @@ mod tests {
             json!({"data": {"highest": "-1"}, "metadata": {"resourceVersion": "1"}}),
         ] {
             assert!(Head::of("h", &found).is_err(), "{found}");
+        }
+        for found in [
+            json!({"items": []}),
+            json!({"kind": "Status", "items": null}),
+            json!({"kind": "ConfigMapList", "items": {}}),
+        ] {
+            assert!(items_in(&found).is_err(), "{found}");
+        }
+    }
+
+    #[test]
+    fn of_nothing_there_is_a_list_without_items() {
+        for items in [json!(null), json!([])] {
+            let found = json!({"kind": "PartialObjectMetadataList", "items": items});
+            assert!(items_in(&found).unwrap().is_empty(), "{found}");
         }
     }
 }
