@@ -198,6 +198,10 @@ systemd: tests-built python-for-tests ## The shipped unit under a real systemd, 
 slurm: tests-built python-for-tests ## The shipped Slurm files with a real Slurm, three nodes that systemd-nspawn boots (root; ten minutes)
 	@$(PYTHON) tests/nodes/under_slurm.py
 
+.PHONY: kubernetes
+kubernetes: release etcd tests-built python-for-tests ## The shipped Kubernetes files in a real cluster of four nodes that systemd-nspawn boots (root, Debian 12; eight minutes once to build Kubernetes, then five)
+	@STORAGED_BIN=$(CURDIR)/target/release/storaged $(PYTHON) tests/nodes/under_kubernetes.py
+
 .PHONY: kill-loop
 kill-loop: release python ## 50 rounds of kill -9 at random times (ROUNDS=50)
 	@$(PYTHON) tests/demo/kill_loop.py --rounds $(or $(ROUNDS),50)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that are missing for what is named: build, python, network, s3, nodes.
+# Installs the Debian packages that are missing for what is named: build, python, network, s3, nodes, kubernetes.
 set -euo pipefail
 
 missing=()
@@ -31,6 +31,15 @@ s3() {
     for tool in ceph-mon ceph-osd radosgw radosgw-admin ceph-authtool monmaptool curl; do
         have "$tool" || { missing+=(ceph-mon ceph-osd ceph-mgr radosgw curl); return 0; }
     done
+}
+
+# What Kubernetes is built with, and runs on, for tests/nodes.
+kubernetes() {
+    have go || missing+=(golang-go)
+    have rsync || missing+=(rsync)
+    have jq || missing+=(jq)
+    have mmdebstrap || missing+=(mmdebstrap)
+    have openssl || missing+=(openssl)
 }
 
 # Machines that systemd-nspawn boots, for tests/nodes.

@@ -68,13 +68,17 @@ class Checks:
 
 
 def control_groups() -> list[Path]:
-    """Where systemd's own hierarchies are mounted: the unified one, and that of version 1 for names."""
-    found = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        if after.startswith("cgroup2 ") or (after.startswith("cgroup ") and "name=systemd" in after):
-            found.append(Path(before.split()[4]))
-    return found
+    """Where the hierarchies are mounted: the unified one, and those of version 1."""
+    mounts = [line.partition(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [Path(before.split()[4]) for before, _, after in mounts if after.split()[0] in ("cgroup", "cgroup2")]
+
+
+def make_group(folder: Path) -> None:
+    """A group that processes may join: in a hierarchy of cpusets only with processors and memory."""
+    folder.mkdir(exist_ok=True)
+    for file in ("cpuset.cpus", "cpuset.mems"):
+        if (folder / file).exists() and (folder.parent / file).exists():
+            (folder / file).write_text((folder.parent / file).read_text())
 
 
 def remove_groups(name: str) -> None:
@@ -108,7 +112,7 @@ def in_namespaces() -> None:
     inner = None
     try:
         for hierarchy in control_groups():
-            (hierarchy / name).mkdir()
+            make_group(hierarchy / name)
         inner = subprocess.Popen([*command, sys.executable, "-u", *sys.argv], env=environment)
         code = inner.wait()
     finally:
@@ -129,17 +133,26 @@ def run(*command: str, **options) -> str:
 class Lab:
     """A bridge, memory for what machines write, and a folder that all of them share."""
 
+    #: Debian 12 has the unified hierarchy, whatever the kernel of this machine was told.
+    environment = {"SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"}
+
     def __init__(self, names: list[str], binds: dict[str, Path]):
         self.memory = BASE / "memory"
         self.memory.mkdir(parents=True, exist_ok=True)
         run("mount", "-t", "tmpfs", "-o", "size=8G,mode=755", "tmpfs", str(self.memory))
-        run("ip", "link", "add", "lab", "type", "bridge")
+        # Else it has an address of its ports, another one when these come and go, and nobody finds it for seconds.
+        run("ip", "link", "add", "lab", "address", "02:00:00:00:00:01", "type", "bridge")
         run("ip", "link", "set", "lab", "up")
         self.shared = self.memory / "shared"
         self.shared.mkdir()
         self.binds = binds
         self.hosts = "127.0.0.1 localhost\n" + "".join(f"10.0.0.{number} {name}\n" for number, name in enumerate(names, 1))
         self.machines = [Machine(self, name, f"10.0.0.{number}") for number, name in enumerate(names, 1)]
+
+    def options_of(self, machine: Machine) -> list[str]:
+        """Of systemd-nspawn, beside those of every machine."""
+        del machine
+        return []
 
     def boot(self) -> None:
         for machine in self.machines:
@@ -181,20 +194,19 @@ class Machine:
         command = [
             "systemd-nspawn", "--quiet", f"--directory={self.root}", f"--machine={self.name}", f"--hostname={self.name}", "--boot",
             "--register=no", "--keep-unit", "--network-bridge=lab", "--console=pipe",
-            f"--bind={self.lab.shared}:/shared", "--link-journal=no", "--resolv-conf=off", "--timezone=off", *binds,
+            f"--bind={self.lab.shared}:/shared", "--link-journal=no", "--resolv-conf=off", "--timezone=off", *binds, *self.lab.options_of(self),
         ]
         # Its network goes a moment after it.
         until(f"the end of the network before of {self.name}", lambda: f"vb-{self.name}@" not in run("ip", "link") or "it is there", 20)
         groups = [hierarchy / os.environ[INNER] / self.name for hierarchy in control_groups()]
         for group in groups:
-            group.mkdir(exist_ok=True)
+            make_group(group)
 
         def join() -> None:
             for group in groups:
                 (group / "cgroup.procs").write_text("0")
 
-        # Debian 12 has the unified hierarchy, whatever the kernel of this machine was told.
-        environment = dict(os.environ, SYSTEMD_NSPAWN_UNIFIED_HIERARCHY="1")
+        environment = dict(os.environ, **self.lab.environment)
         with self.console.open("ab") as console:
             self.container = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=console, stderr=console, env=environment, preexec_fn=join)
 

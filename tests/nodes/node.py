@@ -121,6 +121,10 @@ class Node:
         done = self.machine.tries("storaged", "status", "--probe", "ready")
         return done.returncode == 0 or done.stderr.strip() + self.machine.journal()[-1000:]
 
+    def operator(self, *arguments) -> subprocess.CompletedProcess:
+        """`storaged` as an operator of the node runs it."""
+        return self.machine.tries("storaged", *arguments)
+
     def status(self) -> dict:
         return json.loads(self.machine.does("storaged", "status", "--json"))
 
@@ -181,7 +185,7 @@ class Job:
 
     def _is_whole(self) -> bool | str:
         # To the operator a job of a tenant is TENANT~JOB.
-        done = self.nodes[0].machine.tries("storaged", "verify", f"training~{self.namespace}", "--json")
+        done = self.nodes[0].operator("verify", f"training~{self.namespace}", "--json")
         try:
             parts = json.loads(done.stdout)["parts"]
         except (ValueError, LookupError):

@@ -7,7 +7,7 @@
 set -euo pipefail
 
 readonly SUITE=bookworm
-readonly PACKAGES=systemd,systemd-sysv,dbus,procps,iproute2,util-linux,python3,slurmctld,slurmd,slurm-client,munge
+readonly PACKAGES=systemd,systemd-sysv,dbus,procps,iproute2,util-linux,python3,slurmctld,slurmd,slurm-client,munge,containerd,runc,containernetworking-plugins,iptables,kmod,ca-certificates
 fail() { echo "root.sh: $*" >&2; exit 1; }
 
 [ $# -eq 1 ] || fail "usage: root.sh DIR"

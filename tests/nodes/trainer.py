@@ -5,7 +5,7 @@
     trainer.py load NAMESPACE RANK                         reads the newest step, and prints JSON: step, rung, wrong bytes
     trainer.py rot PID STEP RANK                           changes a byte of the slot that holds it, behind the daemon's back
 
-The socket and the token come from STORAGED_SOCKET and STORAGED_TOKEN.
+The socket and the token come from STORAGED_SOCKET, and STORAGED_TOKEN or the file that STORAGED_TOKEN_FILE names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pathlib import Path
 from storaged import _native
 
 BYTES = 3_000_001
-WAIT_MS = 60_000
+#: How long each of its requests may take; WAIT_MS says another time.
+WAIT_MS = int(os.environ.get("WAIT_MS", "60000"))
 
 
 def content(step: int, rank: int) -> bytes:
@@ -63,7 +64,8 @@ def main() -> int:
     if sys.argv[1] == "rot":
         rot(*map(int, sys.argv[2:]))
         return 0
-    socket, token = os.environ["STORAGED_SOCKET"], os.environ["STORAGED_TOKEN"].encode()
+    socket, file = os.environ["STORAGED_SOCKET"], os.environ.get("STORAGED_TOKEN_FILE")
+    token = Path(file).read_bytes().strip() if file else os.environ["STORAGED_TOKEN"].encode()
     verb, namespace, *rest = sys.argv[1:]
     if verb == "open":
         print(_native.Client(socket, namespace, token).open_run(WAIT_MS))

@@ -60,6 +60,40 @@ async fn no_run_gets_a_number_below_the_newest_one() -> Result<()> {
     no_run_gets_a_number_below_the_newest(records(&ApiServer::start()?)?).await
 }
 
+/// What the tests' own server is like, or should be.
+#[tokio::test]
+#[ignore = "needs a real API server: make kubernetes"]
+async fn a_real_api_server_is_a_registry() -> Result<()> {
+    let variable = |name| std::env::var(name).context(name);
+    let at = KubernetesConfig {
+        namespace: NAMESPACE.into(),
+        prefix: String::new(),
+        server: Some(variable("STORAGED_TESTS_API_SERVER")?),
+        ca: Some(variable("STORAGED_TESTS_API_CA")?.into()),
+        token_file: Some(variable("STORAGED_TESTS_API_TOKEN_FILE")?.into()),
+    };
+    let open = |prefix: &str| -> Result<Arc<dyn NumberedRecords>> {
+        let prefix = prefix.into();
+        Ok(Arc::new(KubernetesRecords::open(&KubernetesConfig {
+            prefix,
+            ..at.clone()
+        })?))
+    };
+    ensure!(open("empty")?.newest().await?.is_none());
+    one_of_many_comes_first(|| open("race")).await?;
+    the_largest_roster_fits(open("large")?).await?;
+    no_run_gets_a_number_below_the_newest(open("runs")?).await?;
+    let records = open("gaps")?;
+    for number in [3, 12, 40] {
+        ensure!(records.create(number, record("one")).await? == Proposal::Taken);
+        ensure!(records.create(number, record("other")).await? == Proposal::Outrun);
+    }
+    ensure!(records.create(13, record("late")).await? == Proposal::Taken);
+    let newest = records.newest().await?.context("a record")?;
+    ensure!(newest.bytes == record("one") && records.record(14).await?.is_none());
+    Ok(())
+}
+
 /// Its names come in the order in which they were created, as the test's server lists them, and numbers have gaps.
 #[tokio::test]
 async fn the_newest_is_found_beside_a_head_that_is_ahead_or_gone() -> Result<()> {

@@ -85,7 +85,9 @@ pub enum NetError {
         source: std::io::Error,
     },
     /// Not a configured peer.
-    #[error("{0} is not a configured peer: add it to [[peers]]")]
+    #[error(
+        "{0} is no peer of this node: it is not in [[peers]], or has no place in the roster that this node knows"
+    )]
     UnknownPeer(NodeName),
     /// A place is another machine's.
     #[error(
