@@ -19,11 +19,11 @@ use crate::pins::{Pins, Vouched};
 use crate::place::PromisedTo;
 use crate::successions::{EarlyHello, SaidToken};
 
-/// A peer whose link is up.
+/// A peer whose link is up, or was.
 #[derive(Debug, Clone)]
 pub(crate) struct Peer {
     pub generation: Generation,
-    /// Since when.
+    /// Since when it is so.
     pub since: Now,
 }
 

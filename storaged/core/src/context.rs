@@ -8,7 +8,7 @@ use storaged_plan::{Group, GroupError, groups};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{
-    Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, RefusalCode, SlotId,
+    Digest, Generation, ManifestBytes, Namespace, NodeName, Owner, Refusal, RefusalCode, SlotId,
 };
 
 use crate::api::{ConnId, Note, Now, Output, QueryId, RequestId, Setup, Viewer};
@@ -45,8 +45,8 @@ pub(crate) struct Context {
     pub awake_since: Now,
     pub out: Vec<Output>,
     pub peers: BTreeMap<NodeName, Peer>,
-    /// Since when peers are down that were up.
-    pub down_since: BTreeMap<NodeName, Now>,
+    /// Peers that are down and were up, as they were: since then.
+    pub down: BTreeMap<NodeName, Peer>,
     /// What is heard once the input is handled.
     loopback: VecDeque<Event>,
     /// How checkpoints that have left RAM ended.
@@ -102,7 +102,7 @@ impl Context {
             awake_since: Now(0),
             out: Vec::new(),
             peers: BTreeMap::new(),
-            down_since: BTreeMap::new(),
+            down: BTreeMap::new(),
             loopback: VecDeque::new(),
             ends: Ends::default(),
             namespaces: BTreeMap::new(),
@@ -214,6 +214,20 @@ impl Context {
 
     pub(crate) fn is_up(&self, node: &NodeName) -> bool {
         node == self.me() || self.peers.contains_key(node)
+    }
+
+    /// Whether a node that comes up is another daemon than when it was up last, be it that its link has ended since or not.
+    pub(crate) fn is_another_daemon(&self, node: &NodeName, generation: Generation) -> bool {
+        let down = self.down.get(node);
+        let down = down.filter(|_| !planted!("restarts_of_the_down_not_seen"));
+        let known = self.peers.get(node).or(down);
+        known.is_some_and(|known| known.generation != generation)
+    }
+
+    /// Another daemon runs on a node: what the one before said of itself is past.
+    pub(crate) fn forget_said(&mut self, node: &NodeName) {
+        self.forget_announced(node);
+        self.testimony.forget(node);
     }
 
     pub(crate) fn manifest_named(&self, name: Digest) -> Option<Arc<ManifestBytes>> {

@@ -515,18 +515,16 @@ impl Node {
     }
 
     fn peer_up(&mut self, node: NodeName, generation: Generation) {
-        if let Some(known) = self.cx.peers.get(&node)
-            && known.generation != generation
-            && !planted!("generation_ignored")
-        {
-            self.forget_peer(&node);
-            self.cx.forget_announced(&node);
-            self.cx.testimony.forget(&node);
+        if self.cx.is_another_daemon(&node, generation) && !planted!("generation_ignored") {
+            if self.cx.peers.contains_key(&node) {
+                self.forget_peer(&node);
+            }
+            self.cx.forget_said(&node);
         }
         let since = self.cx.now;
         let known = Peer { generation, since };
         let before = self.cx.peers.insert(node.clone(), known);
-        if before.is_none() && !self.cx.down_since.contains_key(&node) {
+        if before.is_none() && !self.cx.down.contains_key(&node) {
             self.cx.joined_at = since;
         }
         self.cx.drains.peer_up(&node, generation, since);
@@ -536,7 +534,7 @@ impl Node {
         self.cx.tell_quarantined(&node);
         self.cx.tell_failed(&node);
         self.cx.tell_pins(&node);
-        self.cx.down_since.remove(&node);
+        self.cx.down.remove(&node);
         self.cx.tell_attached_to(&node);
         self.runs.greet(&node, &mut self.cx);
         self.cx.tell_successions(&node);
@@ -548,8 +546,10 @@ impl Node {
     }
 
     fn peer_down(&mut self, node: &NodeName) {
-        if self.cx.peers.contains_key(node) {
-            self.cx.down_since.insert(node.clone(), self.cx.now);
+        if let Some(peer) = self.cx.peers.get(node) {
+            let since = self.cx.now;
+            let down = Peer { since, ..*peer };
+            self.cx.down.insert(node.clone(), down);
         }
         self.forget_peer(node);
         self.cx.look_for_leftovers();

@@ -615,8 +615,8 @@ impl Context {
         if self.is_up(node) {
             return false;
         }
-        match self.down_since.get(node) {
-            Some(since) => self.now.since(*since) >= limits::DEGRADE_AFTER_MS,
+        match self.down.get(node) {
+            Some(down) => self.now.since(down.since) >= limits::DEGRADE_AFTER_MS,
             None => self.settled(),
         }
     }

@@ -55,11 +55,17 @@ fn a_peer_that_says_again_and_again_what_cannot_be_is_named_and_not_believed_unt
     hear(&mut node, 50, "b", fences(job(), 7));
     assert_eq!(node.context().fence_of(&job()), RunId::ZERO);
 
-    let restarted = Input::PeerUp {
+    // A link that ends and comes back changes nothing; another daemon may have been mended.
+    let up = |generation| Input::PeerUp {
         node: name("a"),
-        generation: Generation::new(2),
+        generation: Generation::new(generation),
     };
-    node.handle(Now(60), restarted);
+    let down = Input::PeerDown { node: name("a") };
+    node.handle(Now(55), down.clone());
+    node.handle(Now(56), up(1));
+    assert!(!node.context().is_believed(&name("a")));
+    node.handle(Now(57), down);
+    node.handle(Now(60), up(2));
     assert!(node.context().is_believed(&name("a")));
     hear(&mut node, 70, "a", fences(job(), 7));
     assert_eq!(node.context().fence_of(&job()), RunId::new(7));

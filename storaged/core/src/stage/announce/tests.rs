@@ -122,6 +122,23 @@ fn what_a_node_announced_before_it_was_restarted_does_not_count() {
     );
 }
 
+/// As it mostly is: its link ends with the daemon, and another daemon comes up later.
+#[test]
+fn what_a_node_announced_before_it_was_down_counts_only_if_it_is_the_same_daemon() {
+    for (generation, counts) in [(1, vec![0, 1, 2]), (2, vec![2])] {
+        let (mut node, key) = node_and_step(is_home);
+        hear(&mut node, 10, "a", announced(&key, &[0, 1], 0));
+        hear(&mut node, 20, "b", announced(&key, &[2], 0));
+        node.handle(Now(500), Input::PeerDown { node: name("a") });
+        let up = Input::PeerUp {
+            node: name("a"),
+            generation: Generation::new(generation),
+        };
+        node.handle(Now(700), up);
+        assert_eq!(collected(&node, &key), counts, "{generation}");
+    }
+}
+
 #[test]
 fn a_node_that_was_stopped_or_cut_off_listens_before_it_gives_a_step_up() {
     let (mut node, key) = node_and_step(is_home);
