@@ -132,6 +132,8 @@ mod seeds_of {
         lying_trainers small_budget another_chunk another_m places_refilled places_refilled_and_quiet
         places_refilled_and_memory_stays places_refilled_and_runs_from_a_registry more_and_fewer_places places_change_in_all_weathers nodes_cordoned nodes_cordoned_and_quiet rot rot_and_quiet restarts_that_fail
         steps_kept steps_kept_in_little_room steps_kept_through_crashes steps_kept_and_quiet steps_kept_in_all_weathers
+        keepers_die keepers_die_and_quiet memory_stays_in_part memory_stays_in_part_and_quiet
+        memory_stays_in_part_and_steps_are_pinned holders_in_all_weathers places_refilled_and_holders
         pins pins_in_little_room pins_of_two_jobs_in_little_room pins_through_crashes pins_and_quiet pins_and_daemons_that_restart pins_in_all_weathers
         everything
     }

@@ -2,7 +2,9 @@
 
 use storaged_core::RunAuthority;
 
-use crate::sim::month::{CALM, Changes, Crashes, Scenario, TierKind, Trainers, Unequal};
+use crate::sim::month::{
+    CALM, Changes, Crashes, HeldMemory, Scenario, TierKind, Trainers, Unequal,
+};
 
 /// Every class.
 pub const SCENARIOS: &[Scenario] = &[
@@ -275,6 +277,57 @@ pub const SCENARIOS: &[Scenario] = &[
         places: Changes::Machines,
         tier: TierKind::Well,
         jobs: 2,
+        ..CALM
+    },
+    Scenario {
+        name: "keepers_die",
+        keepers: true,
+        tier: TierKind::Well,
+        ..CALM
+    },
+    Scenario {
+        name: "keepers_die_and_quiet",
+        keepers: true,
+        trainers: Trainers::Quiet,
+        ..CALM
+    },
+    Scenario {
+        name: "memory_stays_in_part",
+        held: HeldMemory::PartsOfUpToM,
+        crashes: Crashes::DaemonsAlone,
+        ..CALM
+    },
+    Scenario {
+        name: "memory_stays_in_part_and_quiet",
+        held: HeldMemory::PartsOfUpToM,
+        crashes: Crashes::DaemonsAlone,
+        trainers: Trainers::Quiet,
+        ..CALM
+    },
+    Scenario {
+        name: "memory_stays_in_part_and_steps_are_pinned",
+        held: HeldMemory::PartsOfUpToM,
+        pins: true,
+        keep_steps: 2,
+        ..CALM
+    },
+    Scenario {
+        name: "holders_in_all_weathers",
+        keepers: true,
+        held: HeldMemory::PartsOfUpToM,
+        links: true,
+        pauses: true,
+        crashes: Crashes::DaemonsAlone,
+        tier: TierKind::Failing,
+        jobs: 2,
+        ..CALM
+    },
+    Scenario {
+        name: "places_refilled_and_holders",
+        keepers: true,
+        held: HeldMemory::PartsOfUpToM,
+        crashes: Crashes::DaemonsAlone,
+        places: Changes::Machines,
         ..CALM
     },
     Scenario {

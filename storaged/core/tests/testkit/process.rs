@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use storaged_codec::{ChunkSize, Digest, digest, leaf_digest, root_digest};
 use storaged_core::{Node, ParityId, Sink};
-use storaged_wire::{KeptRecord, RecordName, SlotId};
+use storaged_wire::{KeptParity, KeptRecord, RecordName, SlotId};
 
 use super::setup::CHUNK_BYTES;
 
@@ -29,6 +29,13 @@ pub enum Payload {
     Digests,
 }
 
+/// Memory of a process that its holder lacks: it had no room for a descriptor, or was never given it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Unheld {
+    pub slots: BTreeSet<SlotId>,
+    pub parity: BTreeSet<ParityId>,
+}
+
 pub struct Process {
     pub node: Node,
     pub generation: u64,
@@ -46,6 +53,8 @@ pub struct Process {
     pub inherited: BTreeMap<SlotId, Arc<[Digest]>>,
     /// The bytes of its slots change before somebody inherits them.
     pub rots: bool,
+    /// What of its memory nobody inherits.
+    pub unheld: Unheld,
     pub started: u64,
     /// How far its clock has jumped ahead.
     pub ahead: u64,
@@ -66,17 +75,27 @@ impl Process {
             kept: BTreeMap::new(),
             inherited: BTreeMap::new(),
             rots: false,
+            unheld: Unheld::default(),
             started,
             ahead: 0,
             wakes_at: None,
         }
     }
 
-    /// Takes over what another process of the node has left. Gives the records.
+    /// Takes over what another process of the node has left. Gives the records, of checkpoints with what of them is in memory, as the
+    /// driver does (`storaged/src/driver/kept.rs`).
     pub fn inherit(&mut self, left: Self) -> Vec<KeptRecord> {
         let (mut slots, mut parity) = (left.slots, left.parity);
         // Its successor writes its own.
-        let kept = left.kept;
+        let mut kept = left.kept;
+        for record in kept.values_mut() {
+            if let KeptRecord::Checkpoint(kept) = record {
+                let Unheld { slots, parity } = &left.unheld;
+                kept.shards.retain(|shard| !slots.contains(&shard.slot));
+                let is_held = |it: &KeptParity| !parity.contains(&ParityId(it.set));
+                kept.parity.retain(is_held);
+            }
+        }
         let tables = kept.values().filter_map(|record| match record {
             KeptRecord::Table(table) => Some(((table.key.clone(), table.rank), &table.leaves)),
             _ => None,

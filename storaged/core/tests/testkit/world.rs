@@ -233,7 +233,8 @@ impl<S: Scene> World<S> {
         let left = self.left.remove(&node);
         let records = left.map(|left| process.inherit(left));
         self.processes[node] = Some(process);
-        if let Some(records) = records {
+        // Without a journal the driver says nothing of it.
+        if let Some(records) = records.filter(|records| !records.is_empty()) {
             self.tell(node, Input::Recovered { records });
         }
         self.tell(node, Input::Tick);

@@ -1,10 +1,11 @@
 //! Daemons that end and start again while their nodes' memory stays: everything is there at once, nothing moves between nodes, and
 //! what has rotted meanwhile is found.
 
-use crate::cluster::{Cluster, Room, STRIPE_MS};
-use crate::testkit::{namespace, open_shard, plan_newest};
+use crate::cluster::{CHUNK, Cluster, Room, STRIPE_MS};
+use crate::testkit::{acquire_slot, commit_step, namespace, open_shard, plan_newest};
+use storaged_core::{Note, ParityId};
 use storaged_wire::local::{DurableWish, Reply, Request, Role, Rung};
-use storaged_wire::{Digest, KeptRecord, Rank, RecordName, RefusalCode};
+use storaged_wire::{CheckpointState, Digest, KeptRecord, Rank, RecordName, RefusalCode, Step};
 
 const STRIPES: u64 = 100;
 
@@ -150,6 +151,77 @@ fn memory_that_does_not_have_its_digests_any_more_is_healed() {
         cluster.healed_at(&[0], 0).is_some()
     });
     assert_eq!(bears(&mut cluster, 5), before);
+}
+
+/// What the records of a node name, which its holder does not have.
+fn lose_memory(cluster: &mut Cluster, node: usize) {
+    let left = cluster.left_by(node);
+    for record in left.kept.values() {
+        if let KeptRecord::Checkpoint(kept) = record {
+            let slots = kept.shards.iter().map(|it| it.slot);
+            left.unheld.slots.extend(slots);
+            let sets = kept.parity.iter().map(|it| ParityId(it.set));
+            left.unheld.parity.extend(sets);
+        }
+    }
+}
+
+/// The holder was full, or never got what the daemon handed over last. The records alone count for nothing: neither on this node nor
+/// on those that count its blocks, be it a home node, a data node or one that codes.
+#[test]
+fn memory_that_nobody_held_is_lost_and_put_back() {
+    for node in [0, 3, 7, 8, 9] {
+        let mut cluster = protected();
+        let before = bears(&mut cluster, 5);
+        cluster.end_daemon(node);
+        lose_memory(&mut cluster, node);
+        cluster.start_after(50, node);
+        cluster.run_for(50);
+        let ledger = cluster.ledger(node);
+        assert_eq!((ledger.slots, ledger.parity_sets), (0, 0), "n{node}");
+        cluster.run_for(10);
+        assert_eq!(cluster.held(node), [], "n{node}");
+        let counted = |by: &usize| *by != node;
+        for by in [0, 1, 2, 5].iter().filter(|by| counted(by)) {
+            let held = cluster.held(*by);
+            let bears_less = matches!(held.as_slice(), [(1, Some(0 | 1))]);
+            assert!(bears_less, "n{by} after the loss of n{node}: {held:?}");
+        }
+        cluster.run_until(60_000, "healing", |cluster| {
+            cluster.healed_at(&[node], 0).is_some()
+        });
+        cluster.run_for(2_000);
+        assert_eq!(bears(&mut cluster, 5), before, "n{node}");
+        assert_eq!(bears(&mut cluster, node), before, "n{node}");
+    }
+}
+
+/// All ranks have sealed a step, and the shard of one has gone with its daemon before the step is committed. A step of which it is said
+/// that it is there could never be coded.
+#[test]
+fn a_shard_that_nobody_held_does_not_count_for_a_commit() {
+    let mut cluster = protected();
+    let (step, length) = (Step::new(2), STRIPES * CHUNK);
+    for node in 0..8 {
+        let conn = cluster.trainer(node);
+        let granted = cluster.ask(node, conn, acquire_slot(length, 10_000));
+        let Reply::SlotGranted { slot, .. } = granted else {
+            panic!("{granted:?}");
+        };
+        let seal = Request::SealSlot { slot, step, length };
+        cluster.ask(node, conn, seal);
+    }
+    cluster.run_for(20);
+    cluster.end_daemon(3);
+    lose_memory(&mut cluster, 3);
+    cluster.start_after(50, 3);
+    cluster.run_for(1_000);
+    let conn = cluster.trainer(0);
+    cluster.send(0, conn, commit_step(step, DurableWish::Never));
+    cluster.run_for(20_000);
+    let mut notes = cluster.notes.iter().map(|(_, _, note)| note);
+    let is_committed = |note: &Note| matches!(note, Note::State { key, state: CheckpointState::Committed } if key.step == step);
+    assert!(!notes.any(is_committed), "the shard of rank 3 is nowhere");
 }
 
 /// Records that do not belong together, as of another version or a torn journal: nothing of them is used, and their memory goes.

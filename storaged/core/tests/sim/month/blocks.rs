@@ -142,6 +142,14 @@ impl World {
         self.bears_every(losses, &up, name, &stays)
     }
 
+    /// Whether of each job the newest step that anybody shows as protected bears so many losses at this instant.
+    pub(super) fn what_is_shown_bears(&mut self, losses: usize) -> bool {
+        self.namespaces().iter().all(|namespace| {
+            let newest = newest_protected(&self.held(namespace));
+            newest.is_none_or(|(key, _)| self.bears_losses(&key, losses))
+        })
+    }
+
     /// Whether it bears every set of so many losses of these nodes. Where there are fewer nodes it bears no such set.
     fn bears_every(
         &self,

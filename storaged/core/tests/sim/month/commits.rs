@@ -30,6 +30,13 @@ pub struct Commits {
     waiting: BTreeMap<CheckpointKey, Uncommitted>,
 }
 
+impl Commits {
+    /// It has committed, be it on a node that nobody hears.
+    pub fn has_come(&mut self, key: &CheckpointKey) {
+        self.waiting.remove(key);
+    }
+}
+
 impl World {
     pub(super) fn is_to_commit(&mut self, key: CheckpointKey, whose: IncarnationId) {
         let now = self.now;

@@ -33,6 +33,7 @@ impl World {
             self.jump(node, ms);
         }
         self.strike_nodes(scenario.crashes);
+        self.strike_holders();
         self.strike_places();
         self.strike_cordons();
         if scenario.rot {
@@ -41,13 +42,13 @@ impl World {
         self.strike_tier();
     }
 
-    fn any_node(&mut self) -> usize {
+    pub(super) fn any_node(&mut self) -> usize {
         let machines = self.machines();
         machines[self.random(machines.len() as u64) as usize]
     }
 
     /// Short times as often as long ones, and none beyond the end of faults.
-    fn any_time(&mut self, least: u64, most: u64) -> u64 {
+    pub(super) fn any_time(&mut self, least: u64, most: u64) -> u64 {
         let doublings = (most / least).ilog2() as u64 + 1;
         let scale = least << self.random(doublings);
         let ms = (scale + self.random(scale)).min(most);
@@ -128,15 +129,14 @@ impl World {
         match crashes {
             Crashes::Never => {}
             Crashes::UpToM => {
-                let m = self.scene.limits.m;
-                let lost = self.month().promises.lost_since_shown(m);
+                let may_lose = self.may_lose_memory();
                 let quiet = self.month().scenario.trainers == Trainers::Quiet;
                 let one_in = if quiet {
                     CRASH_ONE_IN / 4
                 } else {
                     CRASH_ONE_IN
                 };
-                if lost < self.scene.limits.m && self.random(one_in) == 0 {
+                if may_lose && self.random(one_in) == 0 {
                     let node = self.any_node();
                     let back = if quiet {
                         self.any_time(200, 7_000)
@@ -213,8 +213,9 @@ impl World {
     }
 
     /// kill -9 of a daemon whose memory is kept for the next one: nothing may be lost by it.
-    fn kill_daemon(&mut self, node: usize) {
-        if !self.is_awake(node) {
+    pub(super) fn kill_daemon(&mut self, node: usize) {
+        // Without its keeper that is a crash.
+        if !self.is_awake(node) || self.is_leaving(node) {
             return;
         }
         self.struck("daemons' ends");

@@ -100,6 +100,11 @@ impl World {
     /// A node says how far a step is.
     pub fn note_in_month(&mut self, note: &Note) {
         if let Note::State { key, state } = note
+            && *state == CheckpointState::Committed
+        {
+            self.month().commits.has_come(key);
+        }
+        if let Note::State { key, state } = note
             && matches!(state, CheckpointState::Protected | CheckpointState::Durable)
         {
             let now = self.now;

@@ -3,7 +3,7 @@
 //! job meet, trainers hang, skip and lie. Faults stop at some time; then what must go on goes on (`invariants`), and
 //! once the jobs have ended nothing is left without an owner.
 //!
-//! `faults` strikes, `places` changes the cluster's places and `cordons` who is expected to fail, which `registry` agrees on, `rot` changes bytes, `links` cuts and dials, `tier` is the weather of the durable tier, `jobs`, `trainers` and `asks` are the training
+//! `faults` strikes, `holders` loses what is held for daemons, `places` changes the cluster's places and `cordons` who is expected to fail, which `registry` agrees on, `rot` changes bytes, `links` cuts and dials, `tier` is the weather of the durable tier, `jobs`, `trainers` and `asks` are the training
 //! jobs, `promises`, `blocks`, `kept` and `pins` say what must never happen, `invariants` what must happen in time.
 
 mod asks;
@@ -12,6 +12,7 @@ mod commits;
 mod cordons;
 mod failures;
 mod faults;
+mod holders;
 mod invariants;
 mod jobs;
 mod kept;
@@ -34,6 +35,7 @@ use crate::testkit::{CHUNK_BYTES, Event};
 
 pub use asks::is_of_month;
 pub use commits::Commits;
+pub use holders::{Departure, HeldMemory};
 pub use jobs::Jobs;
 pub use places::PlaceEvent;
 pub use promises::Promises;
@@ -124,6 +126,10 @@ pub struct Scenario {
     pub twins: bool,
     /// The cluster's places are filled by other machines, or there are more or fewer of them.
     pub places: Changes,
+    /// Keepers die: their daemons leave in order, and what they held is gone.
+    pub keepers: bool,
+    /// What of the memory of daemons that are killed there is for the next ones.
+    pub held: HeldMemory,
     /// Chunks in RAM rot.
     pub rot: bool,
     /// Restarts fail, and launchers say so.
@@ -150,6 +156,8 @@ pub const CALM: Scenario = Scenario {
     jobs: 1,
     twins: false,
     places: Changes::Never,
+    keepers: false,
+    held: HeldMemory::Whole,
     rot: false,
     failures: false,
     trainers: Trainers::Honest,
@@ -193,6 +201,8 @@ pub struct Month {
     pub resumed_at: BTreeMap<usize, u64>,
     /// Nodes that stay down until faults end.
     pub kept_down: BTreeSet<usize>,
+    /// Daemons whose keepers have died.
+    pub departures: BTreeMap<usize, Departure>,
     /// The next node of a restart in turn, and when.
     pub in_turn: (usize, u64),
     pub weather: Weather,
@@ -217,6 +227,7 @@ impl World {
             pauses: BTreeMap::new(),
             resumed_at: BTreeMap::new(),
             kept_down: BTreeSet::new(),
+            departures: BTreeMap::new(),
             in_turn: (0, 15_000),
             weather: Weather::of(scenario.tier),
             registry: Registry::new(limits.nodes),
@@ -249,6 +260,7 @@ impl World {
     fn beat(&mut self) {
         self.happens_after(50, Happening::Beat);
         self.strike_in_month();
+        self.departures_go_on();
         self.advance_jobs();
         self.ask_for_kept_steps();
         self.jobs_pin();

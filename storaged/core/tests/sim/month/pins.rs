@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use storaged_core::Shown;
 use storaged_wire::local::{Keep, Request};
 use storaged_wire::peer::CheckpointKey;
-use storaged_wire::{Namespace, RefusalCode};
+use storaged_wire::{Namespace, NodeName, RefusalCode};
 
 use super::super::world::World;
 use super::asks::What;
@@ -212,12 +212,18 @@ impl World {
     /// moment, and where no home node has its manifest nobody heals it.
     fn all_keep(&self, key: &CheckpointKey) -> bool {
         let shown = self.shown_of(key);
-        let mut keepers = BTreeSet::new();
+        self.unaware_homes(key).is_empty() && shown.iter().all(|(_, shown)| shown.pinned)
+    }
+
+    /// Home nodes of a step that do not know it.
+    pub(super) fn unaware_homes(&self, key: &CheckpointKey) -> BTreeSet<NodeName> {
+        let shown = self.shown_of(key);
+        let mut homes: BTreeSet<NodeName> = BTreeSet::new();
+        homes.extend(shown.iter().flat_map(|(_, it)| it.homes.iter().cloned()));
         for (machine, _) in &shown {
-            keepers.insert(name(self.place_of(*machine)));
+            homes.remove(&name(self.place_of(*machine)));
         }
-        let mut homes = shown.iter().flat_map(|(_, shown)| &shown.homes);
-        homes.all(|home| keepers.contains(home)) && shown.iter().all(|(_, shown)| shown.pinned)
+        homes
     }
 
     /// What each process has of a step.

@@ -110,8 +110,7 @@ impl World {
             return false;
         }
         let jobs = self.month().jobs.all.len();
-        let promises = &self.month().promises;
-        promises.floors.len() >= jobs && promises.lost_since_shown(m) < m
+        self.month().promises.floors.len() >= jobs && self.may_lose_memory()
     }
 
     /// A machine dies and its place is given up some time later; or it lives, and hears of it as late as the others do.

@@ -358,7 +358,7 @@ impl World {
         roots.is_some_and(|roots| roots.contains_key(&digests(bytes).1))
     }
 
-    fn namespaces(&mut self) -> Vec<Namespace> {
+    pub(super) fn namespaces(&mut self) -> Vec<Namespace> {
         let jobs = self.month().jobs.all.iter();
         jobs.map(|job| job.namespace.clone()).collect()
     }
