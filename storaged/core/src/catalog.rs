@@ -498,6 +498,14 @@ impl Checkpoint {
         })
     }
 
+    /// Ranks whose shards belong here and whose tables alone are here; a planted bug takes them for held.
+    pub fn own_tables<'a>(&'a self, me: &'a NodeName) -> impl Iterator<Item = Rank> + 'a {
+        let manifest = self.manifest.iter();
+        let entries = manifest.flat_map(|it| &it.manifest().shards);
+        let own = entries.filter(move |it| it.node == *me).map(|it| it.rank);
+        own.filter(|rank| self.leaves.contains_key(rank) && !self.shards.contains_key(rank))
+    }
+
     fn shards_held(&self) -> impl Iterator<Item = Rank> + '_ {
         self.shards
             .iter()

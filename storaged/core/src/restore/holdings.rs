@@ -27,8 +27,12 @@ impl Context {
             .values()
             .filter(|c| c.key.namespace == *namespace)
             .filter_map(|c| {
-                let manifest = c.manifest.as_ref()?;
-                c.holding(self.enclosures_held(manifest.manifest()))
+                let manifest = c.manifest.as_ref()?.manifest();
+                let mut holding = c.holding(self.enclosures_held(manifest))?;
+                if planted!("tables_answer_for_shards") {
+                    holding.shards.extend(c.own_tables(self.me()));
+                }
+                Some(holding)
             })
             .collect()
     }
