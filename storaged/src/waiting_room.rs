@@ -201,6 +201,9 @@ fn status(node: &NodeName, waiting: &Value, reason: &str) -> String {
         .to_string()
 }
 
+/// Of what `described` says, that of nodes that hold nothing and that nobody counts on: for weeks, if nothing is lost.
+pub const OUT_OF_USE: [&str; 3] = ["spare", "cordoned", "dismissed"];
+
 /// What it waits for, for programs.
 fn described(waits: &Waits) -> Value {
     match waits {
@@ -284,6 +287,25 @@ mod tests {
             assert_eq!(answered.await.unwrap(), Vec::<String>::new());
         };
         room.answer_until(client).await.unwrap();
+    }
+
+    #[test]
+    fn who_is_out_of_use_is_in_nobodys_way() {
+        let (room, _events, _pages) = room();
+        let node = NodeName::new("n9").unwrap();
+        let (there, wanted) = (1, 2);
+        for waits in [
+            Waits::AsSpare { epoch: 5 },
+            Waits::Cordoned { node: node.clone() },
+            Waits::ForAdmission { node },
+            Waits::ForNodes { there, wanted },
+            Waits::ToGrow { there, wanted },
+        ] {
+            room.sign().say(&waits);
+            let is_out_of_use = OUT_OF_USE.iter().any(|it| described(&waits)["as"] == *it);
+            let objects = !room.sign().shown().objections.is_empty();
+            assert_ne!(is_out_of_use, objects, "{waits}");
+        }
     }
 
     /// An operator that was connected before has its rights after.

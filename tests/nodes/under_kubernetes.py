@@ -7,12 +7,12 @@ within its pod, pods are replaced one after the other without a loss, the regist
 from __future__ import annotations
 
 import base64
+import concurrent.futures
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
 import time
 
 from cluster import PROGRAMS, SERVER, Cluster, away, image, image_of_containerfile
@@ -162,7 +162,7 @@ class Kubernetes:
     def __init__(self, checks: Checks, cluster: Cluster):
         self.check, self.cluster = checks.check, cluster
         self.nodes = [KubeNode(cluster, machine) for machine in cluster.machines]
-        self.pool, self.spare = self.nodes[:3], self.nodes[3]
+        self.pool, self.reserve = self.nodes[:3], self.nodes[3]
         self.first = self.nodes[0]
         self.job: Job | None = None
         #: The newest one that is protected, and the newest one that any rank has begun.
@@ -176,6 +176,7 @@ class Kubernetes:
         self.trainers()
         self.memory_outlives()
         self.server_away()
+        self.spare()
         self.pods_are_replaced()
         self.machine_goes()
         self.machine_is_lost()
@@ -222,7 +223,7 @@ class Kubernetes:
             expect([node.restarts() for node in self.pool] == [0, 0, 0], "started again")
 
     def _are_linked(self) -> bool | str:
-        peers = [node.status()["peers"] for node in self.pool]
+        peers = [node.status().get("peers", []) for node in self.pool]
         return all(len(own) == 2 and all(peer["up"] for peer in own) for own in peers) or str(peers)
 
     def what_it_may(self) -> None:
@@ -331,6 +332,16 @@ class Kubernetes:
         """In the container of the daemon, without the API server."""
         return node.machine.does("nsenter", f"--target={node.daemon()}", "--mount", "--", "/usr/local/bin/storaged", *arguments)
 
+    def spare(self) -> None:
+        spare = self.reserve
+        with self.check("a node more is a spare: its pod does not hold up a rollout, and it is not ready"):
+            self.cluster.does("label", "node", spare.name, "storaged/node=true")
+            self._patch_status(spare, '{"status": {"capacity": {"nvidia.com/gpu": "8"}}}')
+            until("the spare's pod", lambda: self._is_spare(spare), 90)
+            spare.does("storaged", "status", "--probe", "live")
+            spare.does("storaged", "status", "--probe", "rollout")
+            expect(spare.operator("status", "--probe", "ready").returncode != 0, "a spare is ready")
+
     def pods_are_replaced(self) -> None:
         with self.check("kubectl delete pod: it ends when that loses nothing, and peers put back what it had"):
             before = self.first.pod()["metadata"]["uid"]
@@ -340,66 +351,55 @@ class Kubernetes:
             self.job.wait_whole()
             self.job.load(self.step)
         with self.check("kubectl rollout restart beside a job that saves: one after the other, at most one failed save per node, nothing lost"):
-            saved, failed = self._saves_while(lambda: self._rollout())
+            saved, failed = self._saves_while(self._rollout)
+            # None of them has lost its place to the spare.
             until("links", self._are_linked)
             self.job.wait_whole()
             got = self.job.load(self.step)
+            expect(self._is_spare(self.reserve) is True, "the spare has a place")
             expect(saved >= 3 and len(failed) <= 3, f"{saved} saved, {failed}")
             print(f"        {saved} steps protected meanwhile, {len(failed)} failed; rank 0 from {got[0]['rung']}", flush=True)
 
     def _rollout(self) -> None:
         self.cluster.does("rollout", "restart", "daemonset/storaged", "--namespace=storaged")
-        self.cluster.does("rollout", "status", "daemonset/storaged", "--namespace=storaged", "--timeout=500s", limit=520)
+        self.cluster.does("rollout", "status", "daemonset/storaged", "--namespace=storaged", "--timeout=300s", limit=320)
 
     def _saves_while(self, what) -> tuple[int, list[str]]:
         """Saves without a pause until it has ended. The newest step that is protected is the last one."""
-        ended = threading.Event()
-
-        def run() -> None:
-            try:
-                what()
-            finally:
-                ended.set()
-
-        thread = threading.Thread(target=run)
-        thread.start()
         saved, failed = 0, []
         for node in self.pool:
             node.wait_ms = 15_000
-        while not ended.is_set():
-            self.begun += 1
-            try:
-                self.job.save(self.begun)
-            except Exception as error:
-                failed.append(str(error)[-600:])
-                time.sleep(1)
-            else:
-                saved, self.step = saved + 1, self.begun
-        thread.join()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            doing = pool.submit(what)
+            while not doing.done():
+                self.begun += 1
+                try:
+                    self.job.save(self.begun)
+                except CheckFailed as error:
+                    failed.append(str(error)[-600:])
+                    time.sleep(1)
+                else:
+                    saved, self.step = saved + 1, self.begun
+            doing.result()
         for node in self.pool:
             del node.wait_ms
         return saved, failed
 
     def machine_goes(self) -> None:
-        third, spare = self.pool[2], self.spare
+        third, spare = self.pool[2], self.reserve
         with self.check("storaged going says that a node stays, and that one goes that is cordoned"):
             self.first.does("storaged", "going", code=1)
             self.cluster.does("cordon", self.first.name)
             expect(re.fullmatch(r"\d+s\n", self.first.does("storaged", "going")) is not None, "no time")
             self.cluster.does("uncordon", self.first.name)
             self.first.does("storaged", "going", code=1)
-        with self.check("a node more is a spare: live, and not ready"):
-            self.cluster.does("label", "node", spare.name, "storaged/node=true")
-            self._patch_status(spare, '{"status": {"capacity": {"nvidia.com/gpu": "8"}}}')
-            until("the spare's pod", lambda: self._is_spare(spare), 90)
-            spare.does("storaged", "status", "--probe", "live")
         with self.check("kubectl drain, and the machine is shut down: what it has goes first, and the spare takes its place"):
             self.cluster.does("drain", third.name, "--ignore-daemonsets", "--delete-emptydir-data", limit=120)
             began = time.monotonic()
             third.machine.tries("systemctl", "poweroff")
             third.machine.container.wait(timeout=120)
             took = time.monotonic() - began
-            waited = until("the spare's place", lambda: spare.is_ready() is True or spare.is_ready(), 120)
+            waited = until("the spare's place", lambda: self._has_place(spare), 180)
             self.cluster.does("delete", "node", third.name)
             self.pool[2] = spare
             until("the trainers' pods", self._trainers_run, 180)
@@ -415,6 +415,10 @@ class Kubernetes:
         done = node.operator("status")
         return "spare" in done.stdout + done.stderr or done.stdout + done.stderr
 
+    def _has_place(self, node: KubeNode) -> bool | str:
+        done = node.operator("status", "--probe", "ready")
+        return done.returncode == 0 or done.stdout + done.stderr
+
     def machine_is_lost(self) -> None:
         second, third = self.pool[1], self.nodes[2]
         with self.check("a machine that was away comes back as a spare"):
@@ -426,7 +430,7 @@ class Kubernetes:
             until("the spare's pod", lambda: self._is_spare(third), 120)
         with self.check("a machine that is lost without a word: the spare takes its place, and the job goes on"):
             second.machine.pull_the_plug()
-            until("the spare's place", lambda: third.is_ready() is True or third.is_ready(), 120)
+            until("the spare's place", lambda: self._has_place(third), 180)
             self.cluster.does("delete", "node", second.name)
             self.pool[1] = third
             until("the trainers' pods", self._trainers_run, 180)

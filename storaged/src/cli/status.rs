@@ -5,6 +5,7 @@ use serde_json::Value;
 use storaged_sdk::Client;
 
 use super::{CliError, SocketArgs, print, size};
+use crate::waiting_room::OUT_OF_USE;
 
 #[derive(Debug, Args)]
 #[command(
@@ -16,8 +17,8 @@ pub struct StatusArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Print nothing: exit code 0 if the daemon answers (live), or if it is ready too (ready). For probes: no program without a right to
-    /// the socket can hold them up, as it can those over HTTP
+    /// Print nothing: exit code 0 if the daemon answers (live), if it is ready too (ready), or if it is ready or without a place on
+    /// purpose, as spares are (rollout). For probes: no program without a right to the socket can hold them up, as it can those over HTTP
     #[arg(long, value_enum, conflicts_with = "json")]
     probe: Option<Probe>,
 }
@@ -27,11 +28,17 @@ pub struct StatusArgs {
 enum Probe {
     Live,
     Ready,
+    Rollout,
 }
 
 impl Probe {
     fn look(self, status: &Value) -> Result<(), CliError> {
         if self == Self::Live || status["ready"] == true {
+            return Ok(());
+        }
+        // A DaemonSet's rollout waits for all pods but a few: a spare that is never ready would hold it up for good.
+        let is_out_of_use = OUT_OF_USE.iter().any(|it| status["waiting"]["as"] == *it);
+        if self == Self::Rollout && is_out_of_use {
             return Ok(());
         }
         let reasons = status["not_ready"].as_array().into_iter().flatten();
@@ -258,5 +265,30 @@ fn print_scrub(scrub: &Value) {
             seconds("age_ms"),
             scrub["rotten_chunks"]
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_rollout_waits_for_no_node_that_is_out_of_use_on_purpose() {
+        let waits = |kind: &str| json!({"ready": false, "not_ready": ["a reason"], "waiting": {"as": kind}});
+        let good = json!({"ready": true});
+        for kind in OUT_OF_USE {
+            assert!(Probe::Rollout.look(&waits(kind)).is_ok(), "{kind}");
+            assert!(Probe::Ready.look(&waits(kind)).is_err(), "{kind}");
+        }
+        for kind in ["new-node", "unknown", "twin", "unplaceable"] {
+            assert!(Probe::Rollout.look(&waits(kind)).is_err(), "{kind}");
+            assert!(Probe::Live.look(&waits(kind)).is_ok(), "{kind}");
+        }
+        let with_place = json!({"ready": false, "not_ready": ["n2 is down"]});
+        let error = Probe::Rollout.look(&with_place).unwrap_err();
+        assert!(error.to_string().contains("n2 is down"), "{error}");
+        assert!(Probe::Rollout.look(&good).is_ok() && Probe::Ready.look(&good).is_ok());
     }
 }
