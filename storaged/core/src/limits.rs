@@ -107,6 +107,10 @@ pub const COMMIT_SETTLE_MS: u64 = 10_000;
 /// Time that passes unseen for so long says that this node was stopped: it looks around each second.
 pub const GAP_MS: u64 = 3_000;
 
+/// So long after it was stopped a node protects nothing: the 2.5 s that silence takes to be noticed, and what links that have ended
+/// meanwhile take to say so.
+pub const LISTEN_MS: u64 = 3_000;
+
 /// A node says again that it waits for a commit so long after a home node has noted all that it has to say.
 pub const ANNOUNCE_AGAIN_MS: u64 = 5_000;
 

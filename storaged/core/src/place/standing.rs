@@ -342,7 +342,12 @@ impl Context {
         };
         let (state, was) = (checkpoint.state, checkpoint.standing.bears);
         let settled = self.has_all_it_can(checkpoint, counted);
-        let protects = state == CheckpointState::Committed && counted.losses > 0 && settled;
+        // By what was said before this node was stopped it may have everything, of a step that the others have given up since; what it would
+        // let go for that one is all that is left of the step before.
+        let protects = state == CheckpointState::Committed
+            && counted.losses > 0
+            && settled
+            && !self.has_yet_to_listen();
         // Less is said at once. More only when nothing else is on its way, or every block would be told of one by one.
         let changed = counted.losses < was || (settled && counted.losses > was);
         if !protects && (!changed || state < CheckpointState::Protected) {

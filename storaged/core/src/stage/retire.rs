@@ -371,6 +371,14 @@ impl Context {
         self.now.since(self.looked_at) >= limits::GAP_MS
     }
 
+    /// Whether what peers have said may be long past: this node was stopped, and has not had the time to find out whose links have ended
+    /// meanwhile.
+    pub(crate) fn has_yet_to_listen(&self) -> bool {
+        let is_awake = self.now.since(self.awake_since) >= limits::LISTEN_MS;
+        let has_been_stopped = self.was_stopped() || self.awake_since > Now(0) && !is_awake;
+        has_been_stopped && !planted!("old_words_protect")
+    }
+
     pub(crate) fn close_readers(&mut self, conn: ConnId) {
         let mut namespaces = Vec::new();
         for slot in self.slots.values_mut() {

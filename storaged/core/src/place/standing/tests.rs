@@ -6,6 +6,7 @@ use storaged_codec::digest;
 use storaged_wire::local::DurableWish;
 
 use super::*;
+use crate::api::Input;
 use crate::node::Node;
 use crate::testkit::{hear, hear_from_all, last_of, manifest};
 
@@ -72,4 +73,60 @@ fn what_a_protected_step_bears_is_not_known_before_its_blocks_are() {
         seen.insert(is_home);
     }
     assert_eq!(seen.len(), 2, "one of four is no home node");
+}
+
+/// A home node without blocks of a step, which hears at this time of the last block that was missing; ticks come each second until the
+/// first of these times, and from the second on. Whether it calls the step protected then, and after each later second.
+fn protected_after_a_stop(stopped: u64, continued: u64) -> Vec<bool> {
+    let is_home = |step: &u64| {
+        let node = last_of(&["a", "b", "c", "d"], 2, 1);
+        let key = CheckpointKey::of(&manifest(*step, &["a", "b"], &["c"], 5, digest(b"any")));
+        node.context().homes_of(&key).contains(node.context().me())
+    };
+    let step = (1..100).find(is_home).expect("it is one of some step");
+    let mut node = last_of(&["a", "b", "c", "d"], 2, 1);
+    let manifest = manifest(step, &["a", "b"], &["c"], 5, digest(b"any"));
+    let key = CheckpointKey::of(&manifest);
+    let manifest = manifest.seal().expect("a sound manifest");
+    let name = manifest.name();
+    let committed = PeerMessage::Committed {
+        manifest: manifest.shared(),
+        durable: DurableWish::Never,
+    };
+    hear_from_all(&mut node, 1, &committed);
+    let held = |shards: Vec<Rank>, parity: Vec<(Lane, u32)>| PeerMessage::Held {
+        manifest: name,
+        version: 1,
+        shards,
+        parity,
+        enclosures: EnclosuresHeld::All,
+    };
+    hear(&mut node, 2, "a", held(vec![Rank::new(0)], Vec::new()));
+    hear(&mut node, 2, "b", held(vec![Rank::new(1)], Vec::new()));
+    for second in 0..=stopped / 1000 {
+        node.handle(Now(1000 * second), Input::Tick);
+    }
+    let lane = Lane { group: 0, index: 0 };
+    hear(&mut node, continued, "c", held(Vec::new(), vec![(lane, 0)]));
+    let is_protected = |node: &Node| {
+        let checkpoint = &node.context().checkpoints[&key];
+        checkpoint.state >= CheckpointState::Protected
+    };
+    let mut seen = vec![is_protected(&node)];
+    for second in 0..5 {
+        node.handle(Now(continued + 1000 * second), Input::Tick);
+        seen.push(is_protected(&node));
+    }
+    seen
+}
+
+/// What was said before is in its queue, and the others may have given the step up long ago.
+#[test]
+fn a_home_node_that_was_stopped_protects_nothing_before_it_knows_whose_links_have_ended() {
+    assert!(
+        protected_after_a_stop(2_000, 2_500)[0],
+        "it was not stopped"
+    );
+    let seen = protected_after_a_stop(2_000, 20_000);
+    assert_eq!(seen, [false, false, false, false, true, true]);
 }
