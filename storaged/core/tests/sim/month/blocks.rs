@@ -184,7 +184,7 @@ impl World {
         let mut stays = all.clone();
         self.keep_what_stays(&mut stays);
         let stay = |losses| self.bears_every(losses, &up, name, &stays);
-        let stays_as_said = said.is_some_and(|said| said > 0 && stay(said));
+        let worth = said.and_then(|said| self.worth(said, stay));
         let fully = stay(m);
         let durable = self.tier.published.contains_key(&key);
         let equal = self.month().scenario.unequal == Unequal::Nothing;
@@ -200,15 +200,16 @@ impl World {
         // An older one would hide that the newer is gone, unless it may be.
         let may_fall = floor.is_none_or(|floor| floor.key <= key || floor.lost.len() > floor.bears);
         let borne = if fully && may_fall {
-            Some(m)
+            Some((m, BTreeSet::new()))
         } else {
-            said.filter(|_| stays_as_said && is_newer)
+            worth.filter(|_| is_newer)
         };
-        if let Some(bears) = borne {
+        if let Some((bears, lost)) = borne {
             let floor = Floor {
                 key: key.clone(),
                 bears,
-                lost: BTreeSet::new(),
+                lost,
+                is_without_home: false,
             };
             promises.floors.insert(namespace.clone(), floor);
         }
@@ -237,6 +238,29 @@ impl World {
             now - since < found_out_ms,
             "protected bears every {said} losses: {key:?} is shown at {now} ms and has not since {since}: {by:?}"
         );
+    }
+
+    /// What a step is promised to bear that is said to bear so many losses, and what is lost of that already.
+    fn worth(
+        &self,
+        said: usize,
+        stays: impl Fn(usize) -> bool,
+    ) -> Option<(usize, BTreeSet<usize>)> {
+        if said == 0 || stays(said) {
+            return (said > 0).then(|| (said, BTreeSet::new()));
+        }
+        // Machines that were lost so shortly before are still counted on: what is said is true but for those, and they are lost since.
+        let lost = self.just_lost();
+        let left = said.saturating_sub(lost.len());
+        (left < said && stays(left)).then_some((said, lost))
+    }
+
+    /// Machines of whose loss nobody need have heard yet.
+    fn just_lost(&self) -> BTreeSet<usize> {
+        let month = self.scene.month.as_deref();
+        let lost_at = month.into_iter().flat_map(|month| &month.promises.lost_at);
+        let is_recent = |(_, at): &(&usize, &u64)| self.now - **at < FOUND_OUT_MS;
+        lost_at.filter(is_recent).map(|(node, _)| *node).collect()
     }
 
     /// A node that sees at least half of the others.

@@ -226,6 +226,18 @@ impl World {
         homes
     }
 
+    /// Whether a machine is the only home node that knows a step.
+    pub(super) fn is_last_home(&self, key: &CheckpointKey, machine: usize) -> bool {
+        let shown = self.shown_of(key);
+        let homes = shown.iter().flat_map(|(_, it)| it.homes.iter().cloned());
+        let homes: BTreeSet<NodeName> = homes.collect();
+        let machines = shown.iter().map(|(machine, _)| *machine);
+        let mut knowing: Vec<usize> = machines.collect();
+        knowing.retain(|it| homes.contains(&name(self.place_of(*it))));
+        // What a daemon has left is known again when the next one starts.
+        knowing == [machine] && !self.is_left_by_any()
+    }
+
     /// What each process has of a step.
     fn shown_of(&self, key: &CheckpointKey) -> Vec<(usize, Shown)> {
         let processes = self.processes.iter().enumerate();

@@ -27,6 +27,8 @@ pub struct Floor {
     pub key: CheckpointKey,
     pub bears: usize,
     pub lost: BTreeSet<usize>,
+    /// The last home node that knew it was among these: more than m have not known it at one time, and nobody else has it healed.
+    pub is_without_home: bool,
 }
 
 /// Whoever has opened a run hears of it within a second, even if some node that is up is silent.
@@ -54,6 +56,8 @@ pub struct Promises {
     /// The epoch of the node whose rank commits a step, when that rank says so.
     described_in: BTreeMap<CheckpointKey, u64>,
     pub floors: BTreeMap<Namespace, Floor>,
+    /// When machines were lost last.
+    pub lost_at: BTreeMap<usize, u64>,
     /// When what is promised was asked for last before a loss.
     asked_at: Option<u64>,
     pub doubts: BTreeMap<Namespace, Doubt>,
@@ -367,7 +371,15 @@ impl World {
     /// the last look, and one that bears less: a step goes for it that only nodes that cannot be reached would have made safer.
     pub(super) fn lose_machine(&mut self, machine: usize) {
         self.ask_what_is_promised();
-        self.month().promises.lost(machine);
+        let floors = self.month().promises.floors.clone();
+        for (namespace, mut floor) in floors {
+            floor.is_without_home |= self.is_last_home(&floor.key, machine);
+            self.month().promises.floors.insert(namespace, floor);
+        }
+        let now = self.now;
+        let promises = &mut self.month().promises;
+        promises.lost_at.insert(machine, now);
+        promises.lost(machine);
     }
 
     /// Before something is lost.
