@@ -199,7 +199,7 @@ slurm: tests-built python-for-tests ## The shipped Slurm files with a real Slurm
 	@$(PYTHON) tests/nodes/under_slurm.py
 
 .PHONY: kubernetes
-kubernetes: release etcd tests-built python-for-tests ## The shipped Kubernetes files in a real cluster of four nodes that systemd-nspawn boots (root, Debian 12; eight minutes once to build Kubernetes, then five)
+kubernetes: release etcd tests-built python-for-tests ## The shipped Kubernetes files in a real cluster of four nodes that systemd-nspawn boots (root, Debian 12 with control groups of version 1; eight minutes once to build Kubernetes, then six)
 	@STORAGED_BIN=$(CURDIR)/target/release/storaged $(PYTHON) tests/nodes/under_kubernetes.py
 
 .PHONY: kill-loop

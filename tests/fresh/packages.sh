@@ -40,6 +40,7 @@ kubernetes() {
     have jq || missing+=(jq)
     have mmdebstrap || missing+=(mmdebstrap)
     have openssl || missing+=(openssl)
+    have curl || missing+=(curl)
 }
 
 # Machines that systemd-nspawn boots, for tests/nodes.

@@ -13,11 +13,12 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
 
-from lab import BASE, ROOT, Lab, Machine, expect, run, until
+from lab import BASE, ROOT, Lab, Machine, control_groups, expect, run, until
 
 PROGRAMS = BASE / "kubernetes"
 ADDRESS, SERVICE = "10.0.0.250", "10.96.0.1"
@@ -60,6 +61,12 @@ RestartSec=1
 """
 
 
+def expect_controllers() -> None:
+    """Kubernetes 1.20 runs with those of version 1 here."""
+    names = [path.name for path in control_groups()]
+    expect("memory" in names, "expected the controllers of control groups in hierarchies of version 1 (systemd.unified_cgroup_hierarchy=0 for the kernel)")
+
+
 class Cluster(Lab):
     """Machines on which a kubelet can run."""
 
@@ -67,7 +74,6 @@ class Cluster(Lab):
     environment = {"SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "0"}
 
     def __init__(self, names: list[str], binds: dict[str, Path]):
-        subprocess.run(["bash", str(Path(__file__).with_name("kubernetes.sh")), str(PROGRAMS)], check=True)
         super().__init__(names, {**binds, "/opt/kubernetes": PROGRAMS})
         for address in (f"{ADDRESS}/24", f"{SERVICE}/32"):
             run("ip", "address", "add", address, "dev", "lab")
@@ -104,8 +110,8 @@ class Cluster(Lab):
 
     def start_etcd(self) -> None:
         url = "http://127.0.0.1:2379"
-        etcd = next(path for path in (Path("/usr/bin/etcd"), ROOT / "target/tools/usr/bin/etcd") if path.exists())
-        self._start(str(etcd), f"--data-dir={self.folder / 'etcd'}", f"--listen-client-urls={url}", f"--advertise-client-urls={url}")
+        etcd = shutil.which("etcd") or str(ROOT / "target/tools/usr/bin/etcd")
+        self._start(etcd, f"--data-dir={self.folder / 'etcd'}", f"--listen-client-urls={url}", f"--advertise-client-urls={url}")
 
     def start_server(self) -> None:
         folder = self.folder
@@ -174,8 +180,6 @@ class Cluster(Lab):
         }
 
     def start_kubelet(self, machine: Machine) -> None:
-        controllers = [path.name for path in (Path(line.split()[4]) for line in Path("/proc/self/mountinfo").read_text().splitlines() if " - cgroup " in line)]
-        expect("memory" in controllers, "expected controllers of version 1, which Kubernetes 1.20 runs with here")
         machine.shell("for one in /sys/fs/cgroup/*; do mount -o remount,bind,rw $one; done; mount --make-rshared /")
         for setting, value in KERNEL.items():
             machine.shell(f"echo {value} >/run/setting-{value}; mount --bind /run/setting-{value} /proc/sys/{setting}")

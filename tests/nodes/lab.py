@@ -35,7 +35,10 @@ def until(what: str, holds, limit: float = 60) -> float:
     """Asks until it holds; what it says when it does not is in the error. The seconds that it took."""
     began = time.monotonic()
     while True:
-        said = holds()
+        try:
+            said = holds()
+        except CheckFailed as error:
+            said = str(error)
         if said is True:
             return time.monotonic() - began
         expect(time.monotonic() - began < limit, f"{what}: not within {limit:.0f} s: {said}")
@@ -53,7 +56,7 @@ class Checks:
         began = time.monotonic()
         try:
             yield
-        except (CheckFailed, subprocess.SubprocessError, OSError, LookupError, ValueError) as error:
+        except Exception as error:
             self.failed.append(what)
             print(f"FAILED  {what}: {type(error).__name__}: {error}", flush=True)
         else:
@@ -82,10 +85,16 @@ def make_group(folder: Path) -> None:
 
 
 def remove_groups(name: str) -> None:
+    left = []
     for hierarchy in control_groups():
         below = [Path(folder) for folder, _, _ in os.walk(hierarchy / name, topdown=False)]
         for folder in below:
-            until(f"removing {folder}", lambda folder=folder: removed(folder), 10)
+            try:
+                until(f"removing {folder}", lambda folder=folder: removed(folder), 10)
+            except CheckFailed as error:
+                left.append(str(error))
+                break
+    expect(not left, "; ".join(left))
 
 
 def removed(folder: Path) -> bool | str:
@@ -96,8 +105,11 @@ def removed(folder: Path) -> bool | str:
     return True
 
 
-def in_namespaces() -> None:
-    """Returns in a process of the namespaces; the one outside waits for it here, and ends as it does."""
+def in_namespaces(prepare: tuple[str, Path] | None = None) -> None:
+    """Returns in a process of the namespaces; the one outside waits for it here, and ends as it does.
+
+    Before them, while there is a network to fetch from, the machines' root is made, and what a script of this folder makes in a place.
+    """
     if os.environ.get(INNER):
         # systemd-nspawn leaves its folders there, and would find those of others.
         run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
@@ -105,6 +117,9 @@ def in_namespaces() -> None:
         return
     expect(os.geteuid() == 0, "expected root, which namespaces and mounts need")
     subprocess.run(["bash", str(Path(__file__).with_name("root.sh")), str(BASE)], check=True)
+    if prepare is not None:
+        script, place = prepare
+        subprocess.run(["bash", str(Path(__file__).with_name(script)), str(place)], check=True)
     name = GROUP.format(os.getpid())
     environment = dict(os.environ, **{INNER: name})
     command = ["unshare", "--mount", "--propagation", "private", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from cluster import PROGRAMS, SERVER, Cluster, away, image, image_of_containerfile
+from cluster import PROGRAMS, SERVER, Cluster, away, expect_controllers, image, image_of_containerfile
 from lab import ROOT, CheckFailed, Checks, Machine, expect, in_namespaces, until
 from node import Job, authority_folder, binary, everywhere, make_certificates, package
 
@@ -146,13 +146,7 @@ class KubeNode:
         before = self.daemon()
         self.machine.does("kill", "-KILL", str(before))
 
-        def is_another() -> bool | str:
-            try:
-                return self.daemon() != before or "it is there"
-            except CheckFailed as error:
-                return str(error)
-
-        until(f"another daemon on {self.name}", is_another, 30)
+        until(f"another daemon on {self.name}", lambda: self.daemon() != before or "it is there", 30)
 
     def restarts(self) -> int:
         return self.pod()["status"]["containerStatuses"][0]["restartCount"]
@@ -223,8 +217,12 @@ class Kubernetes:
             expect([node.restarts() for node in self.pool] == [0, 0, 0], "started again")
 
     def _are_linked(self) -> bool | str:
-        peers = [node.status().get("peers", []) for node in self.pool]
-        return all(len(own) == 2 and all(peer["up"] for peer in own) for own in peers) or str(peers)
+        said = [node.operator("status", "--json") for node in self.pool]
+        return all(self._has_links(one.stdout) for one in said) or "; ".join(one.stdout[:300] + one.stderr for one in said)
+
+    def _has_links(self, status: str) -> bool:
+        peers = json.loads(status or "{}").get("peers", [])
+        return len(peers) == 2 and all(peer["up"] for peer in peers)
 
     def what_it_may(self) -> None:
         with self.check("the daemon is 65532 without capabilities, below seccomp, with a root that it cannot write to, on the node's network"):
@@ -232,8 +230,13 @@ class Kubernetes:
             wanted = {"CapEff": "0" * 16, "CapBnd": "0" * 16, "CapAmb": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2"}
             got = {name: fields[name] for name in wanted}
             expect(got == wanted and set(fields["Uid"].split()) == {str(DAEMON_UID)}, f"{got} {fields['Uid']}")
-            self.first.does("sh", "-c", "! touch /x && ! touch /etc/storaged/x && test -w /run/storaged && ! test -e /dev/kmsg")
-        with self.check("the socket's directories are the daemon's, and the node's users reach their tenant's alone"):
+            self.first.does("sh", "-c", "test -w /run/storaged && ! test -e /dev/kmsg")
+            mounts = [line.split() for line in self.first.machine.process_file(str(self.first.daemon()), "mountinfo").splitlines()]
+            options = {mount[4]: mount[5].split(",") for mount in mounts}
+            expect("ro" in options["/"] and "ro" in options["/etc/storaged"], f"{options}")
+            networks = {self.first.machine.does("readlink", f"/proc/{process}/ns/net") for process in (1, self.first.daemon())}
+            expect(len(networks) == 1, f"{networks}")
+        with self.check("the directories of sockets are the daemon's"):
             place = self.first.machine.does("stat", "--format=%a %u", "/run/storaged", "/run/storaged/training").split()
             expect(place == ["755", str(DAEMON_UID)] * 2, f"{place}")
 
@@ -322,6 +325,15 @@ class Kubernetes:
             with away(self.cluster):
                 self.first.kill_daemon()
                 until("its word on the registry", lambda: "Kubernetes" in (said := self._directly(self.first, "status", "--json")) or said[-2000:], 60)
+                until("links", lambda: all(self._has_links(self._directly(node, "status", "--json")) for node in self.pool), 60)
+                self.begun += 1
+                saved = everywhere(
+                    self.pool, lambda rank, node: self._trainer_directly(node, "save", "llama", self.job.run, str(rank), "3", str(self.begun), "protected"),
+                )
+                expect([done.returncode for done in saved] == [0, 0, 0], f"{saved}")
+                self.step = self.begun
+                done = self._trainer_directly(self.first, "open", "llama")
+                expect(done.returncode != 0 and "Kubernetes" in done.stderr and "no place" not in done.stderr, f"a run without the registry: {done}")
             until("links", self._are_linked)
             self.job.wait_whole()
             self.saves()
@@ -331,6 +343,14 @@ class Kubernetes:
     def _directly(self, node: KubeNode, *arguments: str) -> str:
         """In the container of the daemon, without the API server."""
         return node.machine.does("nsenter", f"--target={node.daemon()}", "--mount", "--", "/usr/local/bin/storaged", *arguments)
+
+    def _trainer_directly(self, node: KubeNode, *arguments: str) -> subprocess.CompletedProcess:
+        """In the trainer's container and as its user, without the API server."""
+        listed = node.machine.does("ps", "-eo", "pid,comm").split("\n")
+        process = [line.split()[0] for line in listed if line.endswith(" torchrun")][0]
+        environment = ["PYTHONPATH=/opt/python", "WAIT_MS=10000", "STORAGED_SOCKET=/run/storaged/training/storaged.sock", "STORAGED_TOKEN_FILE=/run/secrets/storaged/token"]
+        inside = ["nsenter", f"--target={process}", "--mount", "--setuid=1000", "--setgid=1000", "--", "env", *environment]
+        return node.machine.tries(*inside, "/usr/bin/python3", "/opt/tests/trainer.py", *arguments)
 
     def spare(self) -> None:
         spare = self.reserve
@@ -346,7 +366,8 @@ class Kubernetes:
         with self.check("kubectl delete pod: it ends when that loses nothing, and peers put back what it had"):
             before = self.first.pod()["metadata"]["uid"]
             self.cluster.does("delete", "pod", "--namespace=storaged", self.first.pod()["metadata"]["name"], limit=700)
-            until("another pod", lambda: self.first.is_ready() is True and self.first.pod()["metadata"]["uid"] != before or self.first.is_ready(), 120)
+            self.first.wait_ready()
+            expect(self.first.pod()["metadata"]["uid"] != before, "the same pod")
             until("links", self._are_linked)
             self.job.wait_whole()
             self.job.load(self.step)
@@ -399,6 +420,8 @@ class Kubernetes:
             third.machine.tries("systemctl", "poweroff")
             third.machine.container.wait(timeout=120)
             took = time.monotonic() - began
+            logs = "".join(log.read_text() for log in (third.machine.root / "var/log/pods").glob("storaged_storaged-*/storaged/*.log"))
+            expect("an operator drains this node" in logs, logs[-2000:])
             waited = until("the spare's place", lambda: self._has_place(spare), 180)
             self.cluster.does("delete", "node", third.name)
             self.pool[2] = spare
@@ -441,13 +464,16 @@ class Kubernetes:
 
     def quiet(self) -> None:
         with self.check("the logs hold no WARN or ERROR that was not brought about"):
-            said = [line for node in self.pool for line in node.log().splitlines() if re.search(r'"level":"(WARN|ERROR)"', line)]
+            logs = [node.log().splitlines() for node in self.pool]
+            expect(all(logs), "a node without a log")
+            said = [line for lines in logs for line in lines if re.search(r'"level":"(WARN|ERROR)"', line)]
             odd = [line for line in said if not any(known in line for known in EXPECTED)]
             expect(not odd, "\n".join(odd[:20]))
 
 
 def main() -> int:
-    in_namespaces()
+    expect_controllers()
+    in_namespaces(("kubernetes.sh", PROGRAMS))
     checks = Checks()
     cluster = Cluster([f"node-{number}" for number in (1, 2, 3, 4)], {})
     try:
@@ -457,7 +483,8 @@ def main() -> int:
         make_certificates(cluster)
         with checks.check("a cluster of four nodes is ready"):
             cluster.start()
-        Kubernetes(checks, cluster).run()
+        if not checks.failed:
+            Kubernetes(checks, cluster).run()
     finally:
         cluster.end()
     return checks.end()

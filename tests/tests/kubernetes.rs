@@ -126,6 +126,32 @@ async fn the_newest_is_found_beside_a_head_that_is_ahead_or_gone() -> Result<()>
     newest("other").await
 }
 
+/// Or a list that shows nothing to whoever asks: a cluster that began anew then would be a second one.
+#[tokio::test]
+async fn a_head_without_its_epochs_is_no_new_cluster() -> Result<()> {
+    let api = ApiServer::start()?;
+    let records = records(&api)?;
+    let delete_records = || {
+        let names = api.names().into_iter().filter(|name| name != "a-epochs");
+        names.for_each(|name| api.delete(&name));
+    };
+    // As a node leaves it that dies between head and first record, which has begun nothing.
+    ensure!(records.create(1, record("one")).await? == Proposal::Taken);
+    delete_records();
+    ensure!(records.newest().await?.is_none());
+    for number in [1, 2] {
+        ensure!(records.create(number, record("any")).await? == Proposal::Taken);
+    }
+    delete_records();
+    let error = records.newest().await.unwrap_err();
+    ensure!(
+        words(&error).contains("head of epoch 2"),
+        "{}",
+        words(&error)
+    );
+    Ok(())
+}
+
 #[tokio::test]
 async fn an_answer_that_was_lost_costs_nothing() -> Result<()> {
     let api = ApiServer::start()?;

@@ -28,6 +28,8 @@ pub use api::{ApiAccess, ApiServer, KubernetesError};
 const PREFIX_BYTES_MAX: usize = 24;
 /// The label of records: their series.
 const SERIES_LABEL: &str = "storaged/series";
+/// The series of rosters, which the cluster begins with.
+const EPOCHS: &str = "epochs";
 /// What lists of ConfigMaps are called: of their names alone, and whole, which a server may answer with all the same.
 const LISTS: [&str; 2] = ["PartialObjectMetadataList", "ConfigMapList"];
 /// Nodes that raise a head at once are all content with the highest of their numbers.
@@ -125,13 +127,16 @@ fn record_in(name: &str, found: &Value) -> Result<NumberedRecord, KubernetesErro
     Ok(NumberedRecord { name, bytes })
 }
 
-/// What a list has. Of nothing an API server says `null`: Go's empty list is none.
+/// What a list has, if it is a whole one. Of nothing an API server says `null`: Go's empty list is none.
 fn items_in(listed: &Value) -> Result<&[Value], KubernetesError> {
     let is_list = LISTS.iter().any(|kind| listed["kind"] == *kind);
-    match &listed["items"] {
-        Value::Array(items) if is_list => Ok(items),
-        Value::Null if is_list => Ok(&[]),
-        _ => Err(odd("something else than a list".into())),
+    let metadata = &listed["metadata"];
+    let text = |field: &str| metadata[field].as_str().unwrap_or_default();
+    let is_whole = !text("resourceVersion").is_empty() && text("continue").is_empty();
+    match listed.get("items") {
+        Some(Value::Array(items)) if is_list && is_whole => Ok(items),
+        Some(Value::Null) if is_list && is_whole => Ok(&[]),
+        _ => Err(odd("something else than a whole list".into())),
     }
 }
 
@@ -160,7 +165,7 @@ impl KubernetesRecords {
         Ok(Self {
             api: Arc::new(ApiServer::open(&config.access())?),
             config: Arc::new(config.clone()),
-            series: config.series("epochs"),
+            series: config.series(EPOCHS),
         })
     }
 
@@ -292,15 +297,28 @@ impl KubernetesRecords {
     }
 
     async fn find_newest(&self) -> Result<Option<NumberedRecord>, KubernetesError> {
-        if let Some(head) = self.head().await?
+        let head = self.head().await?;
+        if let Some(head) = &head
             && let Some(record) = self.read(head.highest).await?
         {
             return Ok(Some(record));
         }
-        match self.highest_of_all().await? {
-            Some(highest) => self.read(highest).await,
-            None => Ok(None),
-        }
+        let Some(highest) = self.highest_of_all().await? else {
+            // Epochs have no gaps: somebody has removed them, or lists are kept from this node. It must not begin a cluster anew.
+            let head = head.map_or(0, |head| head.highest);
+            if head > 1 && self.series == self.config.series(EPOCHS) {
+                return Err(odd(format!("no record beside the head of epoch {head}")));
+            }
+            return Ok(None);
+        };
+        let record = self.read(highest).await?;
+        let lacking = || {
+            odd(format!(
+                "a list with {}, which is not there",
+                self.name(highest)
+            ))
+        };
+        record.ok_or_else(lacking).map(Some)
     }
 }
 
@@ -428,10 +446,16 @@ mod tests {
         ] {
             assert!(Head::of("h", &found).is_err(), "{found}");
         }
+        let whole = json!({"resourceVersion": "9"});
+        let cut = json!({"resourceVersion": "9", "continue": "x"});
         for found in [
-            json!({"items": []}),
-            json!({"kind": "Status", "items": null}),
-            json!({"kind": "ConfigMapList", "items": {}}),
+            json!({"metadata": whole, "items": []}),
+            json!({"kind": "Status", "metadata": whole, "items": null}),
+            json!({"kind": "ConfigMapList", "metadata": whole, "items": {}}),
+            json!({"kind": "ConfigMapList", "metadata": whole}),
+            json!({"kind": "ConfigMapList", "metadata": cut, "items": null}),
+            json!({"kind": "ConfigMapList", "metadata": {"resourceVersion": ""}, "items": null}),
+            json!({"kind": "ConfigMapList", "items": null}),
         ] {
             assert!(items_in(&found).is_err(), "{found}");
         }
@@ -440,7 +464,9 @@ mod tests {
     #[test]
     fn of_nothing_there_is_a_list_without_items() {
         for items in [json!(null), json!([])] {
-            let found = json!({"kind": "PartialObjectMetadataList", "items": items});
+            let metadata = json!({"resourceVersion": "9"});
+            let found =
+                json!({"kind": "PartialObjectMetadataList", "metadata": metadata, "items": items});
             assert!(items_in(&found).unwrap().is_empty(), "{found}");
         }
     }
