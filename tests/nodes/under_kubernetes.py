@@ -414,14 +414,25 @@ class Kubernetes:
             expect(re.fullmatch(r"\d+s\n", self.first.does("storaged", "going")) is not None, "no time")
             self.cluster.does("uncordon", self.first.name)
             self.first.does("storaged", "going", code=1)
-        with self.check("kubectl drain, and the machine is shut down: what it has goes first, and the spare takes its place"):
+        with self.check("the pod of a cordoned node is deleted: the hook drains the daemon first, and the next one has its place"):
+            self.cluster.does("cordon", third.name)
+            name = third.pod()["metadata"]["name"]
+            command = [PROGRAMS / "kubectl", f"--kubeconfig={self.cluster.kubeconfig}", "logs", "--follow", "--namespace=storaged", name]
+            follow = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            self.cluster.does("delete", "pod", "--namespace=storaged", name, limit=700)
+            log, _ = follow.communicate(timeout=60)
+            expect("an operator drains this node" in log, log[-2000:])
+            third.wait_ready()
+            until("links", self._are_linked)
+            self.job.wait_whole(120)
+            self.job.load(self.step)
+        # The kubelet of 1.20 lets the pod be deleted while its hook runs at the machine's end, and kills it then: no drain is looked for.
+        with self.check("kubectl drain, and the machine is shut down: the spare takes its place, and nothing is lost"):
             self.cluster.does("drain", third.name, "--ignore-daemonsets", "--delete-emptydir-data", limit=120)
             began = time.monotonic()
             third.machine.tries("systemctl", "poweroff")
             third.machine.container.wait(timeout=120)
             took = time.monotonic() - began
-            logs = "".join(log.read_text() for log in (third.machine.root / "var/log/pods").glob("storaged_storaged-*/storaged/*.log"))
-            expect("an operator drains this node" in logs, logs[-2000:])
             waited = until("the spare's place", lambda: self._has_place(spare), 180)
             self.cluster.does("delete", "node", third.name)
             self.pool[2] = spare
