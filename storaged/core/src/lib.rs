@@ -58,4 +58,4 @@ pub use node::Node;
 pub use place::Standings;
 pub use scrub::ScrubState;
 pub use stage::SLOT_GRAIN_BYTES;
-pub use trickle::{Unfinished, not_an_operator};
+pub use trickle::{LastWork, Unfinished, not_an_operator};

@@ -2,14 +2,11 @@
 //! Meanwhile it serves peers and trainers as before: a save that is under way comes through, and one that a trainer which is
 //! stopped too begins while the daemon still waits for something.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
-use storaged_core::{RequestId, Unfinished, Viewer};
-use storaged_wire::SlotId;
+use storaged_core::{LastWork, RequestId, Unfinished, Viewer};
 use storaged_wire::drain::DrainOrder;
 use storaged_wire::local::Reply;
-use storaged_wire::peer::CheckpointKey;
 use tokio::time::Instant;
 
 use super::drain::{Drain, WorkEnd};
@@ -38,9 +35,7 @@ pub(super) struct Leaving {
     /// Nothing before this, since something was unfinished or others' copies are under way.
     told_at: Option<Instant>,
     last_save_at: Instant,
-    /// Slots that were being filled then, as long as they are; and once they are not, what had begun by then.
-    filled: Option<BTreeSet<SlotId>>,
-    waited_for: Option<BTreeSet<CheckpointKey>>,
+    last_work: LastWork,
     look_at: Instant,
     say_at: Instant,
 }
@@ -83,25 +78,11 @@ impl Leaving {
     }
 
     /// What is waited for, of all that is unfinished.
-    fn relevant(&mut self, mut unfinished: Vec<Unfinished>, now: Instant) -> Vec<Unfinished> {
+    fn relevant(&mut self, unfinished: Vec<Unfinished>, now: Instant) -> Vec<Unfinished> {
         if now < self.last_save_at {
             return unfinished;
         }
-        let mut filling = BTreeSet::new();
-        for one in &unfinished {
-            if let Unfinished::Filling { slots, .. } = one {
-                filling.extend(slots.iter().copied());
-            }
-        }
-        let filled = self.filled.get_or_insert_with(|| filling.clone());
-        filled.retain(|slot| filling.contains(slot));
-        if !filled.is_empty() {
-            return unfinished;
-        }
-        let begun = || unfinished.iter().filter_map(Unfinished::key).cloned();
-        let waited_for = self.waited_for.get_or_insert_with(|| begun().collect());
-        unfinished.retain(|one| one.key().is_some_and(|key| waited_for.contains(key)));
-        unfinished
+        self.last_work.of(unfinished)
     }
 }
 
@@ -175,8 +156,7 @@ impl Daemon {
             told_by,
             told_at: self.node.awaits_copies().then_some(now + TOLD_WITHIN),
             last_save_at: now + LAST_SAVE,
-            filled: None,
-            waited_for: None,
+            last_work: LastWork::default(),
             look_at: now,
             say_at: now,
         }

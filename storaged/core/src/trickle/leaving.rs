@@ -45,6 +45,35 @@ impl Unfinished {
     }
 }
 
+/// What a daemon that leaves waits for once it is too late for last saves: what had begun by then, or a job that trains on would keep it.
+#[derive(Debug, Default)]
+pub struct LastWork {
+    /// Slots that were being filled then, as long as they are; and once they are not, what had begun by then.
+    filled: Option<BTreeSet<SlotId>>,
+    waited_for: Option<BTreeSet<CheckpointKey>>,
+}
+
+impl LastWork {
+    /// What is waited for, of all that is unfinished now. It is asked from that time on.
+    pub fn of(&mut self, mut unfinished: Vec<Unfinished>) -> Vec<Unfinished> {
+        let mut filling = BTreeSet::new();
+        for one in &unfinished {
+            if let Unfinished::Filling { slots, .. } = one {
+                filling.extend(slots.iter().copied());
+            }
+        }
+        let filled = self.filled.get_or_insert_with(|| filling.clone());
+        filled.retain(|slot| filling.contains(slot));
+        if !filled.is_empty() {
+            return unfinished;
+        }
+        let begun = || unfinished.iter().filter_map(Unfinished::key).cloned();
+        let waited_for = self.waited_for.get_or_insert_with(|| begun().collect());
+        unfinished.retain(|one| one.key().is_some_and(|key| waited_for.contains(key)));
+        unfinished
+    }
+}
+
 impl fmt::Display for Unfinished {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let step = |key: &CheckpointKey| {

@@ -23,7 +23,7 @@ use crate::context::Context;
 use crate::limits;
 
 pub(crate) use health::{TierHealth, plain};
-pub use leaving::{Unfinished, not_an_operator};
+pub use leaving::{LastWork, Unfinished, not_an_operator};
 pub(crate) use tier::durable_unavailable;
 
 impl Context {

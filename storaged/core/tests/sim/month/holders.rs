@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use storaged_core::{ParityId, Unfinished};
+use storaged_core::{LastWork, ParityId, Unfinished};
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{Namespace, SlotId};
 
@@ -39,38 +39,19 @@ pub struct Departure {
     last_save_at: u64,
     /// It does not go before, so that peers hear what was finished last.
     told_at: Option<u64>,
-    filled: Option<BTreeSet<SlotId>>,
-    waited_for: Option<BTreeSet<CheckpointKey>>,
+    last_work: LastWork,
     /// What could be restored of each job when its keeper died; nothing, once something else was wrong.
     there: Vec<(Namespace, CheckpointKey)>,
 }
 
 impl Departure {
-    /// What is waited for, of all that is unfinished.
-    fn relevant(&mut self, mut unfinished: Vec<Unfinished>, now: u64) -> Vec<Unfinished> {
-        if now < self.last_save_at {
-            return unfinished;
-        }
-        let mut filling = BTreeSet::new();
-        for one in &unfinished {
-            if let Unfinished::Filling { slots, .. } = one {
-                filling.extend(slots.iter().copied());
-            }
-        }
-        let filled = self.filled.get_or_insert_with(|| filling.clone());
-        filled.retain(|slot| filling.contains(slot));
-        if !filled.is_empty() {
-            return unfinished;
-        }
-        let begun = || unfinished.iter().filter_map(Unfinished::key).cloned();
-        let waited_for = self.waited_for.get_or_insert_with(|| begun().collect());
-        unfinished.retain(|one| one.key().is_some_and(|key| waited_for.contains(key)));
-        unfinished
-    }
-
     /// Whether it has finished what only it can.
     fn has_finished(&mut self, unfinished: Vec<Unfinished>, now: u64) -> bool {
-        let waits = self.relevant(unfinished, now);
+        let waits = if now < self.last_save_at {
+            unfinished
+        } else {
+            self.last_work.of(unfinished)
+        };
         if !waits.is_empty() {
             self.told_at = Some(now + TOLD_WITHIN_MS);
         }
@@ -155,8 +136,7 @@ impl World {
             until: (now + LEAVE_WITHIN_MS).min(FAULTS_END_MS),
             last_save_at: now + LAST_SAVE_MS,
             told_at: owed.then_some(now + TOLD_WITHIN_MS),
-            filled: None,
-            waited_for: None,
+            last_work: LastWork::default(),
             there,
         };
         self.month().departures.insert(node, departure);
