@@ -3,7 +3,9 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use storaged_core::Now;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -69,31 +71,56 @@ pub enum Offload {
     Inline,
 }
 
-/// Milliseconds since the daemon started, by the runtime's clock, which a simulation drives.
+/// Milliseconds since the daemon started, by the runtime's clock, which a simulation drives, and what the machine was suspended
+/// since: its peers have gone on meanwhile, and the runtime's clock stood still.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     start: Instant,
+    /// How long the machine has been suspended in all.
+    suspended: fn() -> Duration,
+    suspended_before: Duration,
 }
 
 impl Clock {
     /// Starts at zero.
     pub fn start() -> Self {
+        Self::with(suspended)
+    }
+
+    fn with(suspended: fn() -> Duration) -> Self {
         Self {
             start: Instant::now(),
+            suspended,
+            suspended_before: suspended(),
         }
     }
 
     /// Now.
     pub fn now(&self) -> Now {
-        Now(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX))
+        let since = self.start.elapsed() + self.suspended_since();
+        Now(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// The instant of a time of the decisions.
+    /// The instant of a time of the decisions, if the machine is not suspended until then.
     pub fn instant(&self, at: Now) -> Instant {
         // A far deadline is as good as none; an hour keeps the sum in range.
         let ms = at.0.min(self.now().0.saturating_add(3_600_000));
-        self.start + std::time::Duration::from_millis(ms)
+        self.start + Duration::from_millis(ms).saturating_sub(self.suspended_since())
     }
+
+    /// In whole milliseconds: the two clocks that say it are not read at one instant.
+    fn suspended_since(&self) -> Duration {
+        let since = (self.suspended)() + Duration::from_micros(500);
+        let ms = since.saturating_sub(self.suspended_before).as_millis();
+        Duration::from_millis(u64::try_from(ms).unwrap_or(u64::MAX))
+    }
+}
+
+/// How long this machine has been suspended since it booted.
+fn suspended() -> Duration {
+    let read = |clock| Duration::try_from(clock_gettime(clock)).unwrap_or_default();
+    let monotonic = read(ClockId::Monotonic);
+    read(ClockId::Boottime).saturating_sub(monotonic)
 }
 
 /// A source of random numbers.
@@ -134,5 +161,31 @@ impl Entropy for SeededEntropy {
         let mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         mixed ^ (mixed >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    thread_local! {
+        static SUSPENDED: Cell<Duration> = const { Cell::new(Duration::from_secs(7)) };
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_of_the_decisions_goes_on_while_the_machine_is_suspended() {
+        let clock = Clock::with(|| SUSPENDED.get());
+        tokio::time::advance(Duration::from_millis(1_500)).await;
+        assert_eq!(clock.now(), Now(1_500));
+        let due = clock.instant(Now(22_000));
+        assert_eq!(due - Instant::now(), Duration::from_millis(20_500));
+        // The runtime's clock stands still. The clocks that say so are not read at one instant.
+        SUSPENDED.set(Duration::from_secs(27) - Duration::from_micros(3));
+        assert_eq!(clock.now(), Now(21_500));
+        let due = clock.instant(Now(22_000));
+        assert_eq!(due - Instant::now(), Duration::from_millis(500));
+        assert!(clock.instant(Now(20_000)) <= Instant::now(), "it is past");
     }
 }

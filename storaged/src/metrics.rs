@@ -169,6 +169,8 @@ metrics! {
         "Lost blocks put back by sessions led here";
     place_peer_faults: Counter, "place_peer_faults",
         "Peers or strangers that broke the protocol or had a wrong certificate";
+    place_stops: Counter, "place_stops",
+        "Times that this process or its machine was stopped for 3 s or longer";
     place_false_statements: Family<NodeLabel, Counter>, "place_false_statements",
         "What this peer said that cannot be so, or that is more than one peer may say";
     place_peers_refused: Gauge, "place_peers_refused",
@@ -478,6 +480,11 @@ impl Metrics {
     /// Somebody broke the rules.
     pub fn observe_peer_fault(&self) {
         self.place_peer_faults.inc();
+    }
+
+    /// This process was stopped and goes on.
+    pub fn observe_stop(&self) {
+        self.place_stops.inc();
     }
 
     /// A peer said what cannot be so.

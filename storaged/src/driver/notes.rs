@@ -64,6 +64,7 @@ impl Daemon {
             Note::Evicted { namespace, bytes } => {
                 tracing::info!(%namespace, bytes, "a job that has ended left RAM: another one needed the room");
             }
+            Note::Stopped { ms } => self.stopped(*ms),
             Note::FalseStatement { node, statement } => self.false_statement(node, *statement),
             Note::Disbelieved { node } => {
                 tracing::error!(%node, "nothing is believed any more that this peer alone says, until its daemon is restarted: it has said again and again what cannot be so");
@@ -75,6 +76,18 @@ impl Daemon {
                     tracing::warn!(%node, reason, silent, "a peer sent something that cannot be");
                 }
             }
+        }
+    }
+
+    fn stopped(&mut self, ms: u64) {
+        self.ops.metrics.observe_stop();
+        let line = "stopped".to_owned();
+        if let Some(silent) = self.repeats.tell(&line, self.clock.now()) {
+            tracing::warn!(
+                ms,
+                silent,
+                "this process, or its machine, was stopped for so long; nothing is called protected before it has found out what became of its peers"
+            );
         }
     }
 

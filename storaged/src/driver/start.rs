@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use storaged_core::limits::NEAR_NODES_MAX;
 use storaged_core::{DurableForm, RunAuthority, Setup};
 use storaged_plan::Member;
 use storaged_wire::{Generation, Geometry, NodeName};
@@ -19,10 +20,6 @@ use crate::hyperpod;
 use crate::memory::Memory;
 use crate::net::{LINK_VERSIONS, Net, NetConfig, NetError, NetEvent, TlsIdentity};
 use crate::stage::StageEvent;
-
-/// Nodes of a small cluster. A link end at which somebody asks at every beat costs 0.135 thousandths of a core (0.151 cores for 34 daemons
-/// with 33 links each, docs/bench/scale.json): 0.035 cores of every node at this size, 0.17 at 1,250 nodes.
-const NEAR_NODES_MAX: usize = 256;
 
 pub(super) fn setup(config: &Config, generation: Generation) -> Setup {
     Setup {

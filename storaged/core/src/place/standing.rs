@@ -344,12 +344,10 @@ impl Context {
         let settled = self.has_all_it_can(checkpoint, counted);
         // By what was said before this node was stopped it may have everything, of a step that the others have given up since; what it would
         // let go for that one is all that is left of the step before.
-        let protects = state == CheckpointState::Committed
-            && counted.losses > 0
-            && settled
-            && !self.has_yet_to_listen();
+        let is_sure = settled && !self.has_yet_to_listen();
+        let protects = state == CheckpointState::Committed && counted.losses > 0 && is_sure;
         // Less is said at once. More only when nothing else is on its way, or every block would be told of one by one.
-        let changed = counted.losses < was || (settled && counted.losses > was);
+        let changed = counted.losses < was || (is_sure && counted.losses > was);
         if !protects && (!changed || state < CheckpointState::Protected) {
             return;
         }

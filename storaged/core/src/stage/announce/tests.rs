@@ -2,13 +2,14 @@
 
 use storaged_codec::digest;
 use storaged_plan::homes;
+use storaged_wire::local::DurableWish;
 use storaged_wire::peer::Fence;
-use storaged_wire::{Generation, Rank, RunId, Step};
+use storaged_wire::{Enclosure, Generation, Rank, RunId, Step};
 
 use super::*;
 use crate::api::{Input, Output};
 use crate::node::Node;
-use crate::testkit::{hear, job, last_of, name, owner, sent};
+use crate::testkit::{hear, job, last_of, name, owner, prepared, sent};
 
 /// The last of four nodes and a step whose home nodes, which are two, suit the test.
 fn node_and_step(suit: impl Fn(&[NodeName]) -> bool) -> (Node, CheckpointKey) {
@@ -137,6 +138,47 @@ fn what_a_node_announced_before_it_was_down_counts_only_if_it_is_the_same_daemon
         node.handle(Now(700), up);
         assert_eq!(collected(&node, &key), counts, "{generation}");
     }
+}
+
+/// A large manifest is sealed beside the decisions, and meanwhile a daemon that announced a part of it ends.
+#[test]
+fn what_a_node_announced_before_it_was_restarted_does_not_count_while_a_manifest_is_sealed() {
+    let commits = |restarts: bool, announces_again: Option<&[u32]>| -> Option<usize> {
+        let (mut node, key) = node_and_step(is_home);
+        node.context_mut().setup.messages.inline = 0;
+        hear(&mut node, 10, "a", announced(&key, &[0, 1], 0));
+        let nothing = Enclosure::of(b"");
+        let described = Description::new(nothing, nothing, DurableWish::Never, 1);
+        let known = node.context_mut().checkpoints.get_mut(&key);
+        known.expect("it is known").description = Some(described);
+        let message = announced(&key, &[2], 0);
+        let from = name("b");
+        let outputs = node.handle(Now(20), Input::Message { from, message });
+        let seals = |output: &Output| matches!(output, Output::Prepare(_));
+        let work = outputs.into_iter().find(seals).expect("it is sealed");
+        if restarts {
+            node.handle(Now(500), Input::PeerDown { node: name("a") });
+            let generation = Generation::new(2);
+            let node_up = Input::PeerUp {
+                node: name("a"),
+                generation,
+            };
+            node.handle(Now(700), node_up);
+        }
+        if let Some(ranks) = announces_again {
+            let message = announced(&key, ranks, 0);
+            let from = name("a");
+            let outputs = node.handle(Now(800), Input::Message { from, message });
+            assert!(!outputs.iter().any(seals), "it is being sealed already");
+        }
+        prepared(&mut node, Now(900), vec![work]);
+        let manifest = node.context().checkpoints[&key].manifest.as_ref();
+        manifest.map(|manifest| manifest.manifest().shards.len())
+    };
+    assert_eq!(commits(false, None), Some(3));
+    assert_eq!(commits(true, None), None, "two of its shards are nowhere");
+    assert_eq!(commits(true, Some(&[1])), None, "one is nowhere");
+    assert_eq!(commits(true, Some(&[0, 1])), Some(3), "its RAM outlived it");
 }
 
 #[test]

@@ -239,7 +239,7 @@ impl World {
     }
 
     /// What each process has of a step.
-    fn shown_of(&self, key: &CheckpointKey) -> Vec<(usize, Shown)> {
+    pub(super) fn shown_of(&self, key: &CheckpointKey) -> Vec<(usize, Shown)> {
         let processes = self.processes.iter().enumerate();
         let shown = processes.flat_map(|(node, process)| {
             let shown = process.iter().flat_map(|process| process.node.shown());

@@ -424,11 +424,25 @@ impl World {
         // What a failed one has made needless has left RAM.
         let failures = &self.month().promises.failures;
         let there = there.filter(|there| !failures.has(there));
+        if self.is_out_of_reach(asked.pid.node, &floor) {
+            return;
+        }
         assert!(
             there.is_none_or(|there| there < floor),
             "no plan goes below what was protected: asked at {} ms, {floor:?} was safe, {offered:?} is offered",
             asked.at
         );
+    }
+
+    /// Whether a node and all whom it can ask know nothing of a step, be it that they have lost their memory since it was protected or
+    /// were cut off then: the limit that docs/SEMANTICS.md names.
+    fn is_out_of_reach(&self, node: usize, key: &CheckpointKey) -> bool {
+        let knowing = self.shown_of(key).into_iter();
+        let mut knowing = knowing.map(|(machine, _)| machine);
+        let reaches = |it: usize| {
+            it == node || self.is_awake(it) && self.is_linked(node, it) && self.is_linked(it, node)
+        };
+        !knowing.any(reaches)
     }
 
     /// A refusal is not simply a restart of the job.
@@ -469,6 +483,9 @@ impl World {
         let there = self.restorable(&floor.namespace);
         let failures = &self.month().promises.failures;
         let there = there.filter(|there| !failures.has(there));
+        if self.is_out_of_reach(asked.pid.node, floor) {
+            return;
+        }
         assert!(
             there.as_ref() < Some(floor),
             "what cannot be read is not nothing: {floor:?} was safe and {there:?} is there at {} ms, refused: {refusal:?}",
