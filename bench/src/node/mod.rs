@@ -177,7 +177,7 @@ const NOTES: &str = "
 - `digest` runs from the first seal until the step is committed, `encode` from then until it is protected, `decode` from the readers' requests
   on two restarted nodes until both shards are there. `encode_floor_cpu_s_per_gb` is its wire bytes by raw quinn, and one `fold2`;
   `decode_floor_cpu_s_per_gb` its wire bytes by raw quinn alone.
-- `restart_two_lost_s_per_gb` is the time of that decoding and of reading both shards, for a lost GB; `restart_vs_ideal` compares it with
+- `restart_two_lost_s_per_gb` is the time of that decoding and of reading both shards into memory that is there, as tensors are, for a lost GB; `restart_vs_ideal` compares it with
   the wire bytes of both at the rate of raw quinn.
 - `trickle_dir_*` and `fetch_dir_*` are of one node without coding, two shards on its own disk; `dd` writes and reads as many bytes there with
   O_DIRECT, in four processes, just before. The page cache is dropped before each load.
