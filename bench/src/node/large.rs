@@ -2,11 +2,13 @@
 //! brought back; and what the daemons' own memory grows to meanwhile.
 
 use std::fs;
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use rustix::fs::{MemfdFlags, memfd_create};
 use storaged::cluster::Cluster;
 use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::{DurableWish, Rung};
@@ -19,12 +21,17 @@ use crate::net::scenario::Bench;
 /// With its parity and what a reader gets of it, as much as a machine of 24 GiB has room for.
 const SHARD: u64 = 6 << 30;
 const SHARD_GB: f64 = SHARD as f64 / 1e9;
+/// As much memory as nobody has used before is taken in all: parity, and what is decoded.
+const NEW: u64 = 2 * SHARD;
 /// How often memory is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// See the module.
 pub fn measure(bench: &mut Bench) -> Result<()> {
     eprintln!("a shard of 6 GiB on one of two data nodes, one coding node, a directory");
+    bench
+        .figures
+        .put("large_new_memory_s_per_gb", new_memory()?);
     let folder = bench.directory.join("large-tier");
     fs::create_dir_all(&folder)?;
     let network = network(3)?;
@@ -77,6 +84,17 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
         .figures
         .put("large_rss_beyond_mib", own as f64 / f64::from(1 << 20));
     Ok(())
+}
+
+/// Seconds for a GB of memory that this machine's host may have to find first. All that comes after finds it there.
+fn new_memory() -> Result<f64> {
+    let block = vec![1; 16 << 20];
+    let mut file = fs::File::from(memfd_create("new", MemfdFlags::CLOEXEC)?);
+    let started = Instant::now();
+    for _ in 0..NEW / block.len() as u64 {
+        file.write_all(&block)?;
+    }
+    Ok(started.elapsed().as_secs_f64() * 1e9 / NEW as f64)
 }
 
 /// Does something, and notes the most memory of its own that any of the daemons has meanwhile.

@@ -185,6 +185,7 @@ const NOTES: &str = "
   the same proxy. Requests are counted there: all from the commit on until the step is durable.
 - `large_*` are of one shard of 6 GiB on three nodes, (2,1), a single round: seconds for a GB from its seal until it is committed, protected and in the directory,
   of decoding it on its restarted node, of opening it there once more, and of fetching it after all nodes have lost their memory. `large_rss_beyond_mib` is the most of a daemon's own memory in all of that.
+  `large_new_memory_s_per_gb` is what 12 GiB of new memory take just before: a virtual machine's host may have to find them first.
 - A figure that is not here was not measured.
 ";
 
