@@ -52,14 +52,6 @@ pub struct Saved {
     pub protected: Duration,
 }
 
-/// A rank's shard that came back.
-pub struct BroughtBack {
-    pub rank: usize,
-    pub bytes: Vec<u8>,
-    /// Until all of it was with the reader.
-    pub took: Duration,
-}
-
 impl Job {
     /// Connects `ranks` trainers.
     ///
@@ -211,7 +203,7 @@ impl Job {
         self.open_from(daemons, manifest, wanted, &[], from)
     }
 
-    /// Brings a rank's whole shard to its node, from wherever it is, and reads it. Whoever has it back checks it.
+    /// Brings a rank's whole shard to its node, from wherever it is, and reads it into this. Whoever has it back checks it.
     ///
     /// # Errors
     /// If it does not come back.
@@ -220,14 +212,10 @@ impl Job {
         daemons: &Cluster<impl Hosts>,
         manifest: &ManifestBytes,
         rank: usize,
-    ) -> Result<BroughtBack> {
-        // As a trainer's tensors it is there before a load begins; of zeros the kernel would give its pages only then.
-        let mut bytes = vec![1; usize::try_from(self.shard_bytes())?];
-        let started = Instant::now();
+        bytes: &mut [u8],
+    ) -> Result<()> {
         let shard = self.open_shard(daemons, manifest, ShardAt { rank, node: rank })?;
-        shard.read_at(0, &mut bytes)?;
-        let took = started.elapsed();
-        Ok(BroughtBack { rank, bytes, took })
+        Ok(shard.read_at(0, bytes)?)
     }
 
     /// Opens a rank's whole shard at a node.

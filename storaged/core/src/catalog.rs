@@ -236,6 +236,8 @@ pub(crate) struct Checkpoint {
     pub description: Option<Description>,
     /// As a home node: whether the manifest of what was announced is being made.
     pub sealing: Sealing,
+    /// How often what was sealed was not what is announced still.
+    pub sealed_anew: u8,
     /// As a home node: who has stored the manifest, and what it was last told.
     pub told: BTreeMap<NodeName, Told>,
     /// Which blocks are where.
@@ -459,6 +461,7 @@ impl Checkpoint {
             announced_by: BTreeMap::new(),
             description: None,
             sealing: Sealing::NotYet,
+            sealed_anew: 0,
             told: BTreeMap::new(),
             standing: crate::place::Standing::default(),
             shards_durable: BTreeSet::new(),

@@ -104,8 +104,9 @@ pub const EPOCHS_KEPT: usize = 8;
 /// commit that another one has just made, so that no checkpoint is committed at one and given up at another.
 pub const COMMIT_SETTLE_MS: u64 = 10_000;
 
-/// Time that passes unseen for so long says that this node was stopped: it looks around each second.
-pub const GAP_MS: u64 = 3_000;
+/// Time that passes unseen for so long says that this node was stopped: it looks around each second. Peers give its links up after 2 to
+/// 2.5 s.
+pub const GAP_MS: u64 = 2_500;
 
 /// So long after it was stopped a node protects nothing: the 2.5 s that silence takes to be noticed, and what links that have ended
 /// meanwhile take to say so.
@@ -118,6 +119,10 @@ pub const LISTEN_FAR_MS: u64 = 6_500;
 /// 0.135 thousandths of a core (0.151 cores for 34 daemons with 33 links each, docs/bench/scale.json): 0.035 cores of every node at this size,
 /// 0.17 at 1,250 nodes.
 pub const NEAR_NODES_MAX: usize = 256;
+
+/// A manifest is sealed so often anew because a daemon that had announced a part of it ended meanwhile. Whoever announces something else each time
+/// would have it sealed without end.
+pub const SEALED_ANEW_MAX: u8 = 3;
 
 /// A node says again that it waits for a commit so long after a home node has noted all that it has to say.
 pub const ANNOUNCE_AGAIN_MS: u64 = 5_000;

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use storaged_plan::GroupError;
 use storaged_wire::drain::StepAfterDrain;
 use storaged_wire::local::{PinnedOnes, Reply, Request};
-use storaged_wire::peer::PeerMessage;
+use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{Digest, Generation, Namespace, NodeName, Refusal, SharedBytes};
 
 use crate::api::{
@@ -612,13 +612,8 @@ impl Node {
 
     /// The state as JSON.
     pub fn status_json(&self, viewer: &Viewer) -> String {
-        status_json(
-            &self.cx,
-            &self.sessions,
-            &self.scrub_state(),
-            &self.ledger(),
-            viewer,
-        )
+        let (scrub, ledger) = (self.scrub_state(), self.ledger());
+        status_json(&self.cx, &self.sessions, &scrub, &ledger, viewer)
     }
 
     /// How reading RAM again goes.
@@ -683,6 +678,11 @@ impl Node {
     /// Every checkpoint that this node knows.
     pub fn shown(&self) -> Vec<Shown> {
         self.cx.shown()
+    }
+
+    /// Whether it has heard that a checkpoint of a job, or a newer one, was protected.
+    pub fn has_mark(&self, key: &CheckpointKey) -> bool {
+        self.cx.mark_of(&key.namespace) >= Some(key.mark())
     }
 
     /// Connections that fill slots.

@@ -346,8 +346,11 @@ impl Context {
         // let go for that one is all that is left of the step before.
         let is_sure = settled && !self.has_yet_to_listen();
         let protects = state == CheckpointState::Committed && counted.losses > 0 && is_sure;
-        // Less is said at once. More only when nothing else is on its way, or every block would be told of one by one.
-        let changed = counted.losses < was || (is_sure && counted.losses > was);
+        // Less is said at once. More only when nothing else is on its way, or every block would be told of one by one. A step for which
+        // no other one goes is called as safe as it is: called less, it would go itself for a newer one that is less safe.
+        let lets_none_go = self.newest_safe(&key.namespace).as_ref() > Some(key);
+        let rises = counted.losses > was && settled && (is_sure || lets_none_go);
+        let changed = counted.losses < was || rises;
         if !protects && (!changed || state < CheckpointState::Protected) {
             return;
         }

@@ -21,6 +21,7 @@ use crate::api::{
 use crate::catalog::{Checkpoint, Description, Sealing};
 use crate::context::Context;
 use crate::event::Event;
+use crate::limits;
 use crate::parcels::Notice;
 
 impl Context {
@@ -230,10 +231,18 @@ impl Context {
             return;
         }
         match outcome {
-            // A daemon that announced a part of it has ended meanwhile, with what it held: of a step committed with that, a shard is nowhere.
+            // A daemon that announced a part of it has ended meanwhile, and another one has come up without that: committed with it, a shard of
+            // the step would be nowhere. While no other daemon is there, what it held may come back.
             Ok(sealed) if !checkpoint.is_as_announced(sealed.manifest.manifest()) => {
                 checkpoint.sealing = Sealing::NotYet;
-                self.try_commit(key);
+                checkpoint.sealed_anew = checkpoint.sealed_anew.saturating_add(1);
+                if checkpoint.sealed_anew > limits::SEALED_ANEW_MAX {
+                    let reason =
+                        "what its nodes have sealed changed each time while its manifest was made";
+                    self.abandon_everywhere(key, reason);
+                } else {
+                    self.try_commit(key);
+                }
             }
             Ok(sealed) => {
                 let told = (sealed.notice_name, sealed.notice.len() as u64);
@@ -482,10 +491,11 @@ impl Context {
             if let Some(why) = self.no_room_of(checkpoint) {
                 return format!(": {why}");
             }
-            if checkpoint.sealing != Sealing::NotYet {
+            let heard = checkpoint.announced.len();
+            let is_whole = heard == checkpoint.world_size.get() as usize;
+            if is_whole && checkpoint.sealing != Sealing::NotYet {
                 return ": all ranks have sealed it, and its manifest was not made in time".into();
             }
-            let heard = checkpoint.announced.len();
             if heard == 0 {
                 return format!(
                     ": this node has sealed {} shards of it",
@@ -542,7 +552,8 @@ impl Context {
             .chain(uncoded)
             .chain(self.no_room_of(checkpoint))
             .chain(self.has_yet_to_listen().then(|| {
-                "this node was stopped, and finds out first whose links have ended meanwhile".into()
+                "this node did not run for a while, and finds out first whose links have ended"
+                    .into()
             }))
             .collect();
         if reasons.is_empty() {

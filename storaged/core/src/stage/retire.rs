@@ -367,6 +367,8 @@ impl Context {
                 self.note(Note::Stopped { ms });
             }
             self.awake_since = self.now;
+        } else if self.has_yet_to_listen() {
+            self.awake_since = self.awake_since.plus(self.late_by());
         }
         self.looked_at = self.now;
     }
@@ -374,6 +376,12 @@ impl Context {
     /// Whether it was stopped until now, and has not heard yet what became of its peers.
     pub(crate) fn was_stopped(&self) -> bool {
         self.now.since(self.looked_at) >= limits::GAP_MS
+    }
+
+    /// By how much it looks around later than it should.
+    fn late_by(&self) -> u64 {
+        let unseen = self.now.since(self.looked_at);
+        unseen.saturating_sub(limits::REPEAT_MS)
     }
 
     /// Whether what peers have said may be long past: this node was stopped, and has not had the time to find out whose links have ended
@@ -384,7 +392,9 @@ impl Context {
         } else {
             limits::LISTEN_MS
         };
-        let is_awake = self.now.since(self.awake_since) >= listens;
+        // Stopped once more for a moment it has heard nothing in that either.
+        let heard = self.now.since(self.awake_since);
+        let is_awake = heard.saturating_sub(self.late_by()) >= listens;
         let has_been_stopped = self.was_stopped() || self.awake_since > Now(0) && !is_awake;
         has_been_stopped && !planted!("old_words_protect")
     }

@@ -77,8 +77,8 @@ fn what_a_protected_step_bears_is_not_known_before_its_blocks_are() {
 }
 
 /// A home node without blocks of a step, which hears at this time of the last block that was missing; ticks come each second until the
-/// first of these times, and from the second on. Whether it calls the step protected then, and after each later second.
-fn protected_after_a_stop(stopped: u64, continued: u64) -> Vec<bool> {
+/// first of these times, and so long after the second. Whether it calls the step protected at the second, and after each later look.
+fn protected_after_a_stop(stopped: u64, continued: u64, looks: [u64; 5]) -> Vec<bool> {
     let is_home = |step: &u64| {
         let node = last_of(&["a", "b", "c", "d"], 2, 1);
         let key = CheckpointKey::of(&manifest(*step, &["a", "b"], &["c"], 5, digest(b"any")));
@@ -114,8 +114,8 @@ fn protected_after_a_stop(stopped: u64, continued: u64) -> Vec<bool> {
         checkpoint.state >= CheckpointState::Protected
     };
     let mut seen = vec![is_protected(&node)];
-    for second in 0..5 {
-        node.handle(Now(continued + 1000 * second), Input::Tick);
+    for later in looks {
+        node.handle(Now(continued + later), Input::Tick);
         seen.push(is_protected(&node));
     }
     seen
@@ -124,28 +124,56 @@ fn protected_after_a_stop(stopped: u64, continued: u64) -> Vec<bool> {
 /// What was said before is in its queue, and the others may have given the step up long ago.
 #[test]
 fn a_home_node_that_was_stopped_protects_nothing_before_it_knows_whose_links_have_ended() {
-    assert!(
-        protected_after_a_stop(2_000, 2_500)[0],
-        "it was not stopped"
-    );
-    let seen = protected_after_a_stop(2_000, 20_000);
+    let each_second = [0, 1_000, 2_000, 3_000, 4_000];
+    let seen = protected_after_a_stop(2_000, 2_500, each_second);
+    assert!(seen[0], "it was not stopped");
+    let seen = protected_after_a_stop(2_000, 20_000, each_second);
     assert_eq!(seen, [false, false, false, false, true, true]);
+    // Stopped once more, for two seconds, it has heard nobody in those.
+    let seen = protected_after_a_stop(2_000, 20_000, [0, 1_000, 3_100, 4_050, 5_000]);
+    assert_eq!(seen, [false, false, false, false, false, true]);
+}
+
+/// Of so many members that those which are no neighbours are silent for longer before that is noticed.
+#[test]
+fn a_home_node_of_a_large_cluster_listens_for_longer() {
+    let members: Vec<String> = (0..257).map(|at| format!("n{at:03}")).collect();
+    let members: Vec<&str> = members.iter().map(String::as_str).collect();
+    let listens = |members: &[&str]| {
+        let mut node = last_of(members, 2, 1);
+        let looks = [
+            1_000, 20_000, 21_000, 22_000, 23_000, 24_000, 25_000, 26_000, 27_000,
+        ];
+        let listening = looks.into_iter().filter(|at| {
+            node.handle(Now(*at), Input::Tick);
+            node.context().has_yet_to_listen()
+        });
+        listening.count()
+    };
+    assert_eq!((listens(&members[..256]), listens(&members)), (3, 7));
+}
+
+/// Which step of a job it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Newest,
+    Older,
 }
 
 /// A home node of a step that bears one of two losses, which was stopped until it hears of what the second one lacks. What the step bears
 /// then, and after each later second.
-fn borne_after_a_stop(stopped: u64, continued: u64) -> Vec<u32> {
+fn borne_after_a_stop(place: Place, stopped: u64, continued: u64) -> Vec<u32> {
     let names = ["a", "b", "c", "d", "e"];
-    let of_step = |step| manifest(step, &["a", "b"], &["c", "d"], 5, digest(b"any"));
+    let manifest_of = |step| manifest(step, &["a", "b"], &["c", "d"], 5, digest(b"any"));
     let is_home = |step: &u64| {
         let node = last_of(&names, 2, 2);
-        let key = CheckpointKey::of(&of_step(*step));
+        let key = CheckpointKey::of(&manifest_of(*step));
         node.context().homes_of(&key).contains(node.context().me())
     };
     let step = (1..100).find(is_home).expect("it is one of some step");
     let mut node = last_of(&names, 2, 2);
-    let key = CheckpointKey::of(&of_step(step));
-    let manifest = of_step(step).seal().expect("a sound manifest");
+    let key = CheckpointKey::of(&manifest_of(step));
+    let manifest = manifest_of(step).seal().expect("a sound manifest");
     let name = manifest.name();
     let committed = PeerMessage::Committed {
         manifest: manifest.shared(),
@@ -175,6 +203,16 @@ fn borne_after_a_stop(stopped: u64, continued: u64) -> Vec<u32> {
     for second in 0..=stopped / 1000 {
         node.handle(Now(1000 * second), Input::Tick);
     }
+    if place == Place::Older {
+        let newer = manifest_of(step + 100).seal().expect("a sound manifest");
+        let committed = PeerMessage::Committed {
+            manifest: newer.shared(),
+            durable: DurableWish::Never,
+        };
+        hear_from_all(&mut node, 1000 * (stopped / 1000), &committed);
+        let newer = node.context_mut().checkpoint_named(newer.name());
+        newer.expect("it is known").state = CheckpointState::Protected;
+    }
     let generation = Generation::new(1);
     let node_up = Input::PeerUp {
         node: last,
@@ -197,11 +235,11 @@ fn borne_after_a_stop(stopped: u64, continued: u64) -> Vec<u32> {
 /// A newer step that seems to bear more takes the older one's place.
 #[test]
 fn a_home_node_that_was_stopped_calls_no_step_safer_before_it_knows_whose_links_have_ended() {
-    assert_eq!(
-        borne_after_a_stop(16_000, 16_500)[0],
-        2,
-        "it was not stopped"
-    );
-    let seen = borne_after_a_stop(16_000, 40_000);
+    let seen = borne_after_a_stop(Place::Newest, 16_000, 16_500);
+    assert_eq!(seen[0], 2, "it was not stopped");
+    let seen = borne_after_a_stop(Place::Newest, 16_000, 40_000);
     assert_eq!(seen, [1, 1, 1, 1, 2, 2]);
+    // Called less safe than it is, an older one would go for the newest.
+    let seen = borne_after_a_stop(Place::Older, 16_000, 40_000);
+    assert_eq!(seen[0], 2);
 }

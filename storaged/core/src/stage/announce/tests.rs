@@ -181,6 +181,59 @@ fn what_a_node_announced_before_it_was_restarted_does_not_count_while_a_manifest
     assert_eq!(commits(true, Some(&[0, 1])), Some(3), "its RAM outlived it");
 }
 
+/// Whoever errs or lies announces another shard each time that a manifest is made.
+#[test]
+fn a_manifest_is_not_made_anew_without_end() {
+    let (mut node, key) = node_and_step(is_home);
+    node.context_mut().setup.messages.inline = 0;
+    hear(&mut node, 10, "a", announced(&key, &[0, 1], 0));
+    let nothing = Enclosure::of(b"");
+    let described = Description::new(nothing, nothing, DurableWish::Never, 1);
+    let known = node.context_mut().checkpoints.get_mut(&key);
+    known.expect("it is known").description = Some(described);
+    let other = |length: u64| match announced(&key, &[2], 0) {
+        PeerMessage::ShardsSealed {
+            key,
+            owner,
+            world_size,
+            mut shards,
+            digesting,
+        } => {
+            shards[0].length = length;
+            PeerMessage::ShardsSealed {
+                key,
+                owner,
+                world_size,
+                shards,
+                digesting,
+            }
+        }
+        other => other,
+    };
+    let from = name("b");
+    let say = |node: &mut Node, at: u64| {
+        let (from, message) = (from.clone(), other(at));
+        node.handle(Now(at), Input::Message { from, message })
+    };
+    let mut outputs = say(&mut node, 20);
+    let mut made = 0;
+    for at in 21..40 {
+        let work = outputs.into_iter().find_map(|output| match output {
+            Output::Prepare(work) => Some(work),
+            _ => None,
+        });
+        let Some(work) = work else {
+            assert!(made < 10, "it ends");
+            assert!(!node.context().checkpoints.contains_key(&key), "given up");
+            return;
+        };
+        made += 1;
+        say(&mut node, at);
+        outputs = node.handle(Now(at), Input::Prepared(work.run()));
+    }
+    panic!("it is made anew without end");
+}
+
 #[test]
 fn a_node_that_was_stopped_or_cut_off_listens_before_it_gives_a_step_up() {
     let (mut node, key) = node_and_step(is_home);

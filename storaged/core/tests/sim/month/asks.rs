@@ -49,6 +49,8 @@ pub struct Asked {
     pub what: What,
     /// What was known to be safe when it was asked.
     pub floor: Option<CheckpointKey>,
+    /// Nobody who could be asked then knew of that.
+    pub floor_is_out_of_reach: bool,
     /// The newest that was in the durable tier then.
     pub durable: Option<CheckpointKey>,
 }
@@ -116,6 +118,8 @@ impl World {
         let id = RequestId { conn, index };
         let (at, floor) = (self.now, self.known_safe(job));
         let durable = self.known_durable(job);
+        let out_of_reach = floor.as_ref();
+        let out_of_reach = out_of_reach.is_some_and(|it| self.is_out_of_reach(pid.node, it));
         let asked = Asked {
             job,
             incarnation,
@@ -124,6 +128,7 @@ impl World {
             limit_ms,
             what,
             floor,
+            floor_is_out_of_reach: out_of_reach,
             durable,
         };
         self.month().jobs.asked.insert(id, asked);

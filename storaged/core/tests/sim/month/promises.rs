@@ -424,7 +424,7 @@ impl World {
         // What a failed one has made needless has left RAM.
         let failures = &self.month().promises.failures;
         let there = there.filter(|there| !failures.has(there));
-        if self.is_out_of_reach(asked.pid.node, &floor) {
+        if asked.floor_is_out_of_reach && self.is_out_of_reach(asked.pid.node, &floor) {
             return;
         }
         assert!(
@@ -434,15 +434,23 @@ impl World {
         );
     }
 
-    /// Whether a node and all whom it can ask know nothing of a step, be it that they have lost their memory since it was protected or
-    /// were cut off then: the limit that docs/SEMANTICS.md names.
-    fn is_out_of_reach(&self, node: usize, key: &CheckpointKey) -> bool {
+    /// Whether a node and all whom it can ask, who are a majority, know nothing of a step, be it that they have lost their memory since it was
+    /// protected or were cut off then: the limit that docs/SEMANTICS.md names.
+    pub(super) fn is_out_of_reach(&mut self, node: usize, key: &CheckpointKey) -> bool {
+        let machines = self.machines();
+        let mut reached = machines.clone();
+        reached.retain(|it| {
+            *it == node
+                || self.is_awake(*it) && self.is_linked(node, *it) && self.is_linked(*it, node)
+        });
         let knowing = self.shown_of(key).into_iter();
-        let mut knowing = knowing.map(|(machine, _)| machine);
-        let reaches = |it: usize| {
-            it == node || self.is_awake(it) && self.is_linked(node, it) && self.is_linked(it, node)
+        let knowing: BTreeSet<usize> = knowing.map(|(machine, _)| machine).collect();
+        let has_mark = |machine: usize| {
+            let process = self.processes[machine].as_ref();
+            process.is_some_and(|process| process.node.has_mark(key))
         };
-        !knowing.any(reaches)
+        let knows = |machine: &usize| knowing.contains(machine) || has_mark(*machine);
+        2 * reached.len() > machines.len() && !reached.iter().any(knows)
     }
 
     /// A refusal is not simply a restart of the job.
@@ -483,7 +491,7 @@ impl World {
         let there = self.restorable(&floor.namespace);
         let failures = &self.month().promises.failures;
         let there = there.filter(|there| !failures.has(there));
-        if self.is_out_of_reach(asked.pid.node, floor) {
+        if asked.floor_is_out_of_reach && self.is_out_of_reach(asked.pid.node, floor) {
             return;
         }
         assert!(
