@@ -170,7 +170,7 @@ metrics! {
     place_peer_faults: Counter, "place_peer_faults",
         "Peers or strangers that broke the protocol or had a wrong certificate";
     place_stops: Counter, "place_stops",
-        "Times that this process was seen not to run for 2.5 s";
+        "Times that this process was seen not to run for 3 s";
     place_false_statements: Family<NodeLabel, Counter>, "place_false_statements",
         "What this peer said that cannot be so, or that is more than one peer may say";
     place_peers_refused: Gauge, "place_peers_refused",

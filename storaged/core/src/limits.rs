@@ -104,9 +104,8 @@ pub const EPOCHS_KEPT: usize = 8;
 /// commit that another one has just made, so that no checkpoint is committed at one and given up at another.
 pub const COMMIT_SETTLE_MS: u64 = 10_000;
 
-/// Time that passes unseen for so long says that this node was stopped: it looks around each second. Peers give its links up after 2 to
-/// 2.5 s.
-pub const GAP_MS: u64 = 2_500;
+/// Time that passes unseen for so long says that this node was stopped: it looks around each second.
+pub const GAP_MS: u64 = 3_000;
 
 /// So long after it was stopped a node protects nothing: the 2.5 s that silence takes to be noticed, and what links that have ended
 /// meanwhile take to say so.

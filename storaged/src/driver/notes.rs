@@ -86,7 +86,7 @@ impl Daemon {
             tracing::warn!(
                 ms,
                 silent,
-                "this process did not run for so long; nothing is called protected before it has found out what became of its peers"
+                "this process did not run for so long; by its own count nothing is called protected before it has found out what became of its peers"
             );
         }
     }

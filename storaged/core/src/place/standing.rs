@@ -344,13 +344,13 @@ impl Context {
         let settled = self.has_all_it_can(checkpoint, counted);
         // By what was said before this node was stopped it may have everything, of a step that the others have given up since; what it would
         // let go for that one is all that is left of the step before.
-        let is_sure = settled && !self.has_yet_to_listen();
-        let protects = state == CheckpointState::Committed && counted.losses > 0 && is_sure;
-        // Less is said at once. More only when nothing else is on its way, or every block would be told of one by one. A step for which
-        // no other one goes is called as safe as it is: called less, it would go itself for a newer one that is less safe.
-        let lets_none_go = self.newest_safe(&key.namespace).as_ref() > Some(key);
-        let rises = counted.losses > was && settled && (is_sure || lets_none_go);
-        let changed = counted.losses < was || rises;
+        let protects = state == CheckpointState::Committed
+            && counted.losses > 0
+            && settled
+            && !self.has_yet_to_listen();
+        // Less is said at once. More only when nothing else is on its way, or every block would be told of one by one. After a stop more is
+        // said as ever: an older step that is called less safe than it is would go for a newer one that is less safe.
+        let changed = counted.losses < was || (settled && counted.losses > was);
         if !protects && (!changed || state < CheckpointState::Protected) {
             return;
         }

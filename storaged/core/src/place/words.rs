@@ -109,8 +109,8 @@ impl Context {
         } else if durable > 0 {
             self.look_in_tier(key);
         }
-        // What was said before this node was stopped may be long past, as where it counts itself. It judges again each second.
-        if protected >= enough && !self.has_yet_to_listen() {
+        // Also after a stop, when a word may be long past: a step that this node does not take for protected makes way here for a newer one.
+        if protected >= enough {
             self.reach(key, CheckpointState::Protected);
         }
     }

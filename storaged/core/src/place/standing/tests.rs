@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use storaged_codec::digest;
-use storaged_wire::Generation;
 use storaged_wire::local::DurableWish;
 
 use super::*;
@@ -151,95 +150,4 @@ fn a_home_node_of_a_large_cluster_listens_for_longer() {
         listening.count()
     };
     assert_eq!((listens(&members[..256]), listens(&members)), (3, 7));
-}
-
-/// Which step of a job it is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Newest,
-    Older,
-}
-
-/// A home node of a step that bears one of two losses, which was stopped until it hears of what the second one lacks. What the step bears
-/// then, and after each later second.
-fn borne_after_a_stop(place: Place, stopped: u64, continued: u64) -> Vec<u32> {
-    let names = ["a", "b", "c", "d", "e"];
-    let manifest_of = |step| manifest(step, &["a", "b"], &["c", "d"], 5, digest(b"any"));
-    let is_home = |step: &u64| {
-        let node = last_of(&names, 2, 2);
-        let key = CheckpointKey::of(&manifest_of(*step));
-        node.context().homes_of(&key).contains(node.context().me())
-    };
-    let step = (1..100).find(is_home).expect("it is one of some step");
-    let mut node = last_of(&names, 2, 2);
-    let key = CheckpointKey::of(&manifest_of(step));
-    let manifest = manifest_of(step).seal().expect("a sound manifest");
-    let name = manifest.name();
-    let committed = PeerMessage::Committed {
-        manifest: manifest.shared(),
-        durable: DurableWish::Never,
-    };
-    hear_from_all(&mut node, 1, &committed);
-    let held = |shards: &[u32], parity: &[u32]| {
-        let lane = Lane { group: 0, index: 0 };
-        PeerMessage::Held {
-            manifest: name,
-            version: 1,
-            shards: shards.iter().map(|rank| Rank::new(*rank)).collect(),
-            parity: parity.iter().map(|block| (lane, *block)).collect(),
-            enclosures: EnclosuresHeld::All,
-        }
-    };
-    let without_one = [
-        ("a", held(&[0], &[])),
-        ("b", held(&[1], &[])),
-        ("c", held(&[], &[0])),
-    ];
-    let last = NodeName::new("d").expect("a name");
-    node.handle(Now(2), Input::PeerDown { node: last.clone() });
-    for (from, message) in without_one {
-        hear(&mut node, 2, from, message);
-    }
-    for second in 0..=stopped / 1000 {
-        node.handle(Now(1000 * second), Input::Tick);
-    }
-    if place == Place::Older {
-        let newer = manifest_of(step + 100).seal().expect("a sound manifest");
-        let committed = PeerMessage::Committed {
-            manifest: newer.shared(),
-            durable: DurableWish::Never,
-        };
-        hear_from_all(&mut node, 1000 * (stopped / 1000), &committed);
-        let newer = node.context_mut().checkpoint_named(newer.name());
-        newer.expect("it is known").state = CheckpointState::Protected;
-    }
-    let generation = Generation::new(1);
-    let node_up = Input::PeerUp {
-        node: last,
-        generation,
-    };
-    node.handle(Now(continued), node_up);
-    hear(&mut node, continued, "d", held(&[], &[1]));
-    let bears = |node: &Node| {
-        let checkpoint = &node.context().checkpoints[&key];
-        node.context().bears(checkpoint).map_or(0, |it| it.losses)
-    };
-    let mut seen = vec![bears(&node)];
-    for second in 0..5 {
-        node.handle(Now(continued + 1000 * second), Input::Tick);
-        seen.push(bears(&node));
-    }
-    seen
-}
-
-/// A newer step that seems to bear more takes the older one's place.
-#[test]
-fn a_home_node_that_was_stopped_calls_no_step_safer_before_it_knows_whose_links_have_ended() {
-    let seen = borne_after_a_stop(Place::Newest, 16_000, 16_500);
-    assert_eq!(seen[0], 2, "it was not stopped");
-    let seen = borne_after_a_stop(Place::Newest, 16_000, 40_000);
-    assert_eq!(seen, [1, 1, 1, 1, 2, 2]);
-    // Called less safe than it is, an older one would go for the newest.
-    let seen = borne_after_a_stop(Place::Older, 16_000, 40_000);
-    assert_eq!(seen[0], 2);
 }

@@ -424,7 +424,7 @@ impl World {
         // What a failed one has made needless has left RAM.
         let failures = &self.month().promises.failures;
         let there = there.filter(|there| !failures.has(there));
-        if asked.floor_is_out_of_reach && self.is_out_of_reach(asked.pid.node, &floor) {
+        if self.may_go_below(asked, &floor) {
             return;
         }
         assert!(
@@ -434,15 +434,17 @@ impl World {
         );
     }
 
-    /// Whether a node and all whom it can ask, who are a majority, know nothing of a step, be it that they have lost their memory since it was
-    /// protected or were cut off then: the limit that docs/SEMANTICS.md names.
+    /// Whether a plan may go below a step: the node that was asked and all whom it can ask, who are a majority, know nothing of that, be it
+    /// that they have lost their memory since it was protected or were cut off then, and nobody was there who did when it was asked. The
+    /// limit that docs/SEMANTICS.md names.
+    fn may_go_below(&mut self, asked: &Asked, key: &CheckpointKey) -> bool {
+        let is_majority = 2 * self.reached(asked.pid.node).len() > self.machines().len();
+        is_majority && asked.floor_is_out_of_reach && self.is_out_of_reach(asked.pid.node, key)
+    }
+
+    /// Whether a node and all whom it can ask know nothing of a step.
     pub(super) fn is_out_of_reach(&mut self, node: usize, key: &CheckpointKey) -> bool {
-        let machines = self.machines();
-        let mut reached = machines.clone();
-        reached.retain(|it| {
-            *it == node
-                || self.is_awake(*it) && self.is_linked(node, *it) && self.is_linked(*it, node)
-        });
+        let reached = self.reached(node);
         let knowing = self.shown_of(key).into_iter();
         let knowing: BTreeSet<usize> = knowing.map(|(machine, _)| machine).collect();
         let has_mark = |machine: usize| {
@@ -450,7 +452,17 @@ impl World {
             process.is_some_and(|process| process.node.has_mark(key))
         };
         let knows = |machine: &usize| knowing.contains(machine) || has_mark(*machine);
-        2 * reached.len() > machines.len() && !reached.iter().any(knows)
+        !reached.iter().any(knows)
+    }
+
+    /// A node and all whom it can ask.
+    fn reached(&mut self, node: usize) -> Vec<usize> {
+        let mut reached = self.machines();
+        reached.retain(|it| {
+            let is_linked = self.is_linked(node, *it) && self.is_linked(*it, node);
+            *it == node || self.is_awake(*it) && is_linked
+        });
+        reached
     }
 
     /// A refusal is not simply a restart of the job.
@@ -491,7 +503,7 @@ impl World {
         let there = self.restorable(&floor.namespace);
         let failures = &self.month().promises.failures;
         let there = there.filter(|there| !failures.has(there));
-        if asked.floor_is_out_of_reach && self.is_out_of_reach(asked.pid.node, floor) {
+        if self.may_go_below(asked, floor) {
             return;
         }
         assert!(
