@@ -201,8 +201,11 @@ class Cluster(Lab):
         for machine in machines or self.machines:
             machine.does("ctr", "--namespace=k8s.io", "images", "import", f"/shared/{target.name}")
 
+    def kubectl(self, *arguments: str) -> list[str]:
+        return [str(PROGRAMS / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments]
+
     def tries(self, *arguments: str, text: str | None = None, limit: float = 120) -> subprocess.CompletedProcess:
-        command = [PROGRAMS / "kubectl", f"--kubeconfig={self.kubeconfig}", *arguments]
+        command = self.kubectl(*arguments)
         return subprocess.run(command, input=text or "", capture_output=True, text=True, timeout=limit, check=False)
 
     def does(self, *arguments: str, text: str | None = None, limit: float = 120) -> str:

@@ -417,7 +417,7 @@ class Kubernetes:
         with self.check("the pod of a cordoned node is deleted: the hook drains the daemon first, and the next one has its place"):
             self.cluster.does("cordon", third.name)
             name = third.pod()["metadata"]["name"]
-            command = [PROGRAMS / "kubectl", f"--kubeconfig={self.cluster.kubeconfig}", "logs", "--follow", "--namespace=storaged", name]
+            command = self.cluster.kubectl("logs", "--follow", "--namespace=storaged", name)
             follow = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
             self.cluster.does("delete", "pod", "--namespace=storaged", name, limit=700)
             log, _ = follow.communicate(timeout=60)

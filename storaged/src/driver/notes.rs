@@ -81,8 +81,7 @@ impl Daemon {
 
     fn stopped(&mut self, ms: u64) {
         self.ops.metrics.observe_stop();
-        let line = "stopped".to_owned();
-        if let Some(silent) = self.repeats.tell(&line, self.clock.now()) {
+        if let Some(silent) = self.repeats.tell("stopped", self.clock.now()) {
             tracing::warn!(
                 ms,
                 silent,

@@ -81,7 +81,6 @@ fn months(scenario: Scenario) -> Tally {
                 return tally;
             }
             let mut world = World::of_month(seed, scenario);
-            world.told = std::env::var_os("STORAGED_SIM_TELL").is_some();
             let run = || world.run_as(&format!("{} {seed}", scenario.name));
             if catch_unwind(AssertUnwindSafe(run)).is_err() {
                 eprintln!("month of {}: seed {seed} failed", scenario.name);

@@ -100,15 +100,19 @@ fn collected(node: &Node, key: &CheckpointKey) -> Vec<u32> {
     ranks.map(|rank| rank.get()).collect()
 }
 
+/// The link to a daemon of "a" comes up.
+fn up(generation: u64) -> Input {
+    Input::PeerUp {
+        node: name("a"),
+        generation: Generation::new(generation),
+    }
+}
+
 #[test]
 fn what_a_node_announced_before_it_was_restarted_does_not_count() {
     let (mut node, key) = node_and_step(is_home);
     hear(&mut node, 10, "a", announced(&key, &[0, 1], 0));
     hear(&mut node, 20, "b", announced(&key, &[2], 0));
-    let up = |generation| Input::PeerUp {
-        node: name("a"),
-        generation: Generation::new(generation),
-    };
     node.handle(Now(500), up(2));
     assert_eq!(collected(&node, &key), [2]);
     // As many as before, and not the same.
@@ -131,45 +135,48 @@ fn what_a_node_announced_before_it_was_down_counts_only_if_it_is_the_same_daemon
         hear(&mut node, 10, "a", announced(&key, &[0, 1], 0));
         hear(&mut node, 20, "b", announced(&key, &[2], 0));
         node.handle(Now(500), Input::PeerDown { node: name("a") });
-        let up = Input::PeerUp {
-            node: name("a"),
-            generation: Generation::new(generation),
-        };
-        node.handle(Now(700), up);
+        node.handle(Now(700), up(generation));
         assert_eq!(collected(&node, &key), counts, "{generation}");
     }
 }
 
-/// A large manifest is sealed beside the decisions, and meanwhile a daemon that announced a part of it ends.
+/// A home node that seals manifests beside its decisions, and has heard of a step all but its rank 2, which "b" has.
+fn node_that_lacks_one_shard() -> (Node, CheckpointKey) {
+    let (mut node, key) = node_and_step(is_home);
+    node.context_mut().setup.messages.inline = 0;
+    hear(&mut node, 10, "a", announced(&key, &[0, 1], 0));
+    let nothing = Enclosure::of(b"");
+    let described = Description::new(nothing, nothing, DurableWish::Never, 1);
+    let known = node.context_mut().checkpoints.get_mut(&key);
+    known.expect("it is known").description = Some(described);
+    (node, key)
+}
+
+/// Some node says something; the manifest that is to be sealed because of that.
+fn to_seal(node: &mut Node, at: u64, from: &str, message: PeerMessage) -> Option<Output> {
+    let from = name(from);
+    work_in(node.handle(Now(at), Input::Message { from, message }))
+}
+
+fn work_in(outputs: Vec<Output>) -> Option<Output> {
+    let is_work = |output: &Output| matches!(output, Output::Prepare(_));
+    outputs.into_iter().find(is_work)
+}
+
+/// Meanwhile a daemon that announced a part of it ends.
 #[test]
 fn what_a_node_announced_before_it_was_restarted_does_not_count_while_a_manifest_is_sealed() {
     let commits = |restarts: bool, announces_again: Option<&[u32]>| -> Option<usize> {
-        let (mut node, key) = node_and_step(is_home);
-        node.context_mut().setup.messages.inline = 0;
-        hear(&mut node, 10, "a", announced(&key, &[0, 1], 0));
-        let nothing = Enclosure::of(b"");
-        let described = Description::new(nothing, nothing, DurableWish::Never, 1);
-        let known = node.context_mut().checkpoints.get_mut(&key);
-        known.expect("it is known").description = Some(described);
-        let message = announced(&key, &[2], 0);
-        let from = name("b");
-        let outputs = node.handle(Now(20), Input::Message { from, message });
-        let seals = |output: &Output| matches!(output, Output::Prepare(_));
-        let work = outputs.into_iter().find(seals).expect("it is sealed");
+        let (mut node, key) = node_that_lacks_one_shard();
+        let work = to_seal(&mut node, 20, "b", announced(&key, &[2], 0));
+        let work = work.expect("it is sealed");
         if restarts {
             node.handle(Now(500), Input::PeerDown { node: name("a") });
-            let generation = Generation::new(2);
-            let node_up = Input::PeerUp {
-                node: name("a"),
-                generation,
-            };
-            node.handle(Now(700), node_up);
+            node.handle(Now(700), up(2));
         }
         if let Some(ranks) = announces_again {
-            let message = announced(&key, ranks, 0);
-            let from = name("a");
-            let outputs = node.handle(Now(800), Input::Message { from, message });
-            assert!(!outputs.iter().any(seals), "it is being sealed already");
+            let more = to_seal(&mut node, 800, "a", announced(&key, ranks, 0));
+            assert!(more.is_none(), "it is being sealed already");
         }
         prepared(&mut node, Now(900), vec![work]);
         let manifest = node.context().checkpoints[&key].manifest.as_ref();
@@ -184,49 +191,22 @@ fn what_a_node_announced_before_it_was_restarted_does_not_count_while_a_manifest
 /// Whoever errs or lies announces another shard each time that a manifest is made.
 #[test]
 fn a_manifest_is_not_made_anew_without_end() {
-    let (mut node, key) = node_and_step(is_home);
-    node.context_mut().setup.messages.inline = 0;
-    hear(&mut node, 10, "a", announced(&key, &[0, 1], 0));
-    let nothing = Enclosure::of(b"");
-    let described = Description::new(nothing, nothing, DurableWish::Never, 1);
-    let known = node.context_mut().checkpoints.get_mut(&key);
-    known.expect("it is known").description = Some(described);
-    let other = |length: u64| match announced(&key, &[2], 0) {
-        PeerMessage::ShardsSealed {
-            key,
-            owner,
-            world_size,
-            mut shards,
-            digesting,
-        } => {
+    let (mut node, key) = node_that_lacks_one_shard();
+    let of_length = |length: u64| {
+        let mut message = announced(&key, &[2], 0);
+        if let PeerMessage::ShardsSealed { shards, .. } = &mut message {
             shards[0].length = length;
-            PeerMessage::ShardsSealed {
-                key,
-                owner,
-                world_size,
-                shards,
-                digesting,
-            }
         }
-        other => other,
+        message
     };
-    let from = name("b");
-    let say = |node: &mut Node, at: u64| {
-        let (from, message) = (from.clone(), other(at));
-        node.handle(Now(at), Input::Message { from, message })
-    };
-    let mut outputs = say(&mut node, 20);
+    let mut work = to_seal(&mut node, 20, "b", of_length(20));
     for at in 21..40 {
-        let work = outputs.into_iter().find_map(|output| match output {
-            Output::Prepare(work) => Some(work),
-            _ => None,
-        });
-        let Some(work) = work else {
+        let Some(Output::Prepare(making)) = work else {
             assert!(!node.context().checkpoints.contains_key(&key), "given up");
             return;
         };
-        say(&mut node, at);
-        outputs = node.handle(Now(at), Input::Prepared(work.run()));
+        to_seal(&mut node, at, "b", of_length(at));
+        work = work_in(node.handle(Now(at), Input::Prepared(making.run())));
     }
     panic!("it is made anew without end");
 }
