@@ -86,7 +86,8 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// Seconds for a GB of memory that this machine's host may have to find first. All that comes after finds it there.
+/// Seconds for a GB of memory that this machine's host may have to find first. It takes back what is free again, so that what comes after may wait
+/// for it as well.
 fn new_memory() -> Result<f64> {
     let block = vec![1; 16 << 20];
     let mut file = fs::File::from(memfd_create("new", MemfdFlags::CLOEXEC)?);

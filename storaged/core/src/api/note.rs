@@ -77,7 +77,7 @@ pub enum Note {
     NotDescribed { key: CheckpointKey, reason: String },
     /// Parity of a step that could not be kept elsewhere makes way here for what could not be kept either.
     ParityYields { key: CheckpointKey },
-    /// This node's process, or its machine, was stopped for so long. For some seconds it calls nothing protected that was not.
+    /// This node's process, or its machine, was stopped for so long. For some seconds it protects nothing by its own count.
     Stopped { ms: u64 },
     /// A peer has said so much that cannot be that nothing is believed any more which it alone says, until it is restarted.
     Disbelieved { node: NodeName },
