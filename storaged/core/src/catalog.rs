@@ -1,5 +1,9 @@
 //! The tables: what this node knows of its peers, slots, namespaces and checkpoints.
 
+mod making_way;
+
+pub(crate) use making_way::{GivingWay, GivingWayFor, HeldOff, Yielding};
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -254,6 +258,8 @@ pub(crate) struct Checkpoint {
     pub no_room: Option<NoRoomThere>,
     /// Whether its parity here makes way for another step.
     pub yielding: Yielding,
+    /// Whether all that is here of it gives way to a newer step.
+    pub giving_way: Option<GivingWay>,
 }
 
 /// A node has no room for its part of a checkpoint.
@@ -265,32 +271,6 @@ pub(crate) struct NoRoomThere {
     /// Since when some node has none, and when one said so last.
     pub since: Now,
     pub heard_at: Now,
-}
-
-/// Parity of a checkpoint that makes way on this node.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Yielding {
-    /// What is not said to be held any more.
-    pub withdrawn: BTreeSet<(Lane, u32)>,
-    /// Its leader would take the room back before the other one asks again.
-    pub held_off: Option<HeldOff>,
-    /// How often it made way, and when it did last.
-    pub times: u32,
-    pub last_at: Option<Now>,
-}
-
-/// What a checkpoint makes way for, and until when it is not coded here.
-#[derive(Debug, Clone)]
-pub(crate) struct HeldOff {
-    pub by: CheckpointKey,
-    pub until: Now,
-}
-
-impl Yielding {
-    /// Whether a set of this place is on its way out.
-    pub fn is_withdrawn(&self, lane: Lane, index: u32) -> bool {
-        self.withdrawn.contains(&(lane, index))
-    }
 }
 
 /// How a checkpoint that has left RAM ended.
@@ -421,9 +401,18 @@ pub(crate) struct Owing {
     pub failed: Option<String>,
     /// Nodes that have retired it: when all home nodes have, nobody will publish it.
     pub retired_at: BTreeSet<NodeName>,
+    /// As a home node: nodes with shards of it that take it for durable.
+    pub said_durable_by: BTreeSet<NodeName>,
+    /// The tier was looked into, and does not have it.
+    pub is_not_in_tier: bool,
 }
 
 impl Owing {
+    /// Whether a node will not copy its shards: it takes the checkpoint for durable, and the tier does not have it.
+    pub fn will_not_be_copied_by(&self, node: &NodeName) -> bool {
+        self.is_not_in_tier && self.said_durable_by.contains(node)
+    }
+
     /// Whether some node has let it go because something newer is safe.
     pub fn is_retired_somewhere(&self) -> bool {
         !self.retired_at.is_empty()
@@ -470,6 +459,7 @@ impl Checkpoint {
             told_by: None,
             no_room: None,
             yielding: Yielding::default(),
+            giving_way: None,
         }
     }
 

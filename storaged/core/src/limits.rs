@@ -243,6 +243,10 @@ pub const GONE_WORDS_MS: u64 = 6_000;
 /// And so long before the one that is on its way to the durable tier does.
 pub const UPLOAD_YIELDS_AFTER_MS: u64 = 3_000;
 
+/// A home node that knows a step notes within this time that blocks of it do not count, or is found down: as long as a silence takes to
+/// be noticed.
+pub const GIVING_WAY_HEARD_MS: u64 = 2_500;
+
 /// Checkpoints that have left RAM whose end is remembered, for those who ask late.
 pub const ENDS_KEPT: usize = 1_024;
 

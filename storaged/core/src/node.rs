@@ -326,6 +326,7 @@ impl Node {
         self.cx.start_publishing();
         self.cx.count_records();
         self.cx.make_room_for_waiters();
+        self.cx.advance_giving_way();
         self.cx
             .forget_foreign(|c| self.sessions.has_session_of(&c.key) || self.restores.opens(c));
         let asked_for = self.namespaces_asked_for();

@@ -4,9 +4,10 @@
 
 use storaged_plan::LaneBlocks;
 use storaged_wire::peer::{CheckpointKey, Lane};
-use storaged_wire::{CheckpointState, NodeName};
+use storaged_wire::{CheckpointState, NodeName, ShardEntry};
 
 use super::Blocks;
+use super::standing::is_held;
 use crate::catalog::Checkpoint;
 use crate::context::Context;
 use crate::limits;
@@ -83,6 +84,42 @@ impl Context {
                 "the shard of rank {rank} was lost with {node} before it was protected"
             ))
         })
+    }
+
+    /// As a home node: whether a shard's node is gone or has let the checkpoint go, or has lost it and nobody can give it
+    /// back.
+    pub(crate) fn cannot_come(&self, checkpoint: &Checkpoint, shard: &ShardEntry) -> bool {
+        self.is_gone(&shard.node)
+            || checkpoint.owing.retired_at.contains(&shard.node)
+            || checkpoint.owing.will_not_be_copied_by(&shard.node)
+            || (self.has_lost(checkpoint, shard) && !self.is_restored(checkpoint, shard))
+    }
+
+    /// Whether a shard's node says that it does not hold it.
+    fn has_lost(&self, checkpoint: &Checkpoint, shard: &ShardEntry) -> bool {
+        let own = Blocks::of(checkpoint);
+        let there = self.blocks_there(checkpoint, &own);
+        let found = there.get(&shard.node);
+        found.is_some_and(|found| !found.shards.contains(&shard.rank))
+    }
+
+    /// Whether a lost shard is going to be put back: it can be decoded, and no node has let the checkpoint go, which would
+    /// refuse to take part.
+    fn is_restored(&self, checkpoint: &Checkpoint, shard: &ShardEntry) -> bool {
+        let own = Blocks::of(checkpoint);
+        let there = self.blocks_there(checkpoint, &own);
+        let manifest = checkpoint.manifest.as_ref();
+        let lane = manifest.and_then(|manifest| LaneBlocks::find(manifest, shard.rank));
+        let blocks = lane.and_then(|(lane, _)| {
+            let blocks = LaneBlocks::of(manifest?, lane)?;
+            Some((lane, blocks))
+        });
+        let can_decode = blocks.is_some_and(|(lane, blocks)| {
+            let all = 0..blocks.blocks();
+            let held = all.filter(|block| is_held(&there, lane, &blocks, *block));
+            held.count() >= blocks.needed()
+        });
+        can_decode && !checkpoint.owing.is_retired_somewhere()
     }
 
     /// Whether a coding node is up and what it may have made does not count: it has let it go, or is not believed. It may do so again

@@ -9,7 +9,6 @@ use storaged_wire::local::Bears;
 use storaged_wire::peer::{CheckpointKey, Lane, PeerMessage};
 use storaged_wire::{
     CheckpointState, Digest, EnclosuresHeld, Generation, Manifest, ManifestBytes, NodeName, Rank,
-    ShardEntry,
 };
 
 use super::missing::{BlockSet, Missing};
@@ -169,6 +168,10 @@ impl Blocks {
         }
     }
 
+    fn is_empty(&self) -> bool {
+        self.shards.is_empty() && self.parity.is_empty()
+    }
+
     pub(super) fn has(&self, lane: Lane, blocks: &LaneBlocks, block: usize) -> bool {
         match blocks.data.get(block) {
             Some(entry) => entry
@@ -197,9 +200,13 @@ impl Context {
         let Some(checkpoint) = self.checkpoints.get_mut(key) else {
             return;
         };
+        let blocks = match checkpoint.giving_way {
+            Some(_) => Blocks::default(),
+            None => Blocks::of(checkpoint),
+        };
         let own = Blocks {
             enclosures,
-            ..Blocks::of(checkpoint)
+            ..blocks
         };
         let standing = &mut checkpoint.standing;
         if standing.own != own {
@@ -232,13 +239,16 @@ impl Context {
     pub(crate) fn homes_know_what_is_held(&self, checkpoint: &Checkpoint) -> bool {
         let standing = &checkpoint.standing;
         let homes = self.homes_of(&checkpoint.key);
-        let knows = |home: &NodeName| {
-            let current = self.peers.get(home);
-            let current = current.map(|peer| (peer.generation, standing.version));
-            current.is_some() && standing.noted.get(home).copied() == current
-        };
         let mut others = homes.iter().filter(|home| *home != self.me());
-        others.all(knows) && standing.noted.keys().all(|node| homes.contains(node))
+        others.all(|home| self.knows_what_is_held(checkpoint, home))
+            && standing.noted.keys().all(|node| homes.contains(node))
+    }
+
+    /// Whether a home node has noted what was said last.
+    pub(crate) fn knows_what_is_held(&self, checkpoint: &Checkpoint, home: &NodeName) -> bool {
+        let current = self.peers.get(home);
+        let current = current.map(|peer| (peer.generation, checkpoint.standing.version));
+        current.is_some() && checkpoint.standing.noted.get(home).copied() == current
     }
 
     /// A node says which blocks of a checkpoint it holds.
@@ -247,6 +257,9 @@ impl Context {
             return;
         };
         if !self.peers.contains_key(from) {
+            return;
+        }
+        if blocks.is_empty() && self.has_not_heard_that_it_is_protected(from, &key) {
             return;
         }
         self.note_held(from, &key, blocks);
@@ -295,6 +308,8 @@ impl Context {
         if let Some(checkpoint) = self.checkpoint_named(name) {
             let noted = (generation, version);
             checkpoint.standing.noted.insert(from.clone(), noted);
+            let key = checkpoint.key.clone();
+            self.go_on_giving_way(&key);
         }
     }
 
@@ -514,6 +529,12 @@ impl Context {
         peer.map_or(planted!("nodes_down_bear"), is_same)
     }
 
+    /// Whether blocks of another node count here.
+    pub(crate) fn counts_blocks_of(&self, checkpoint: &Checkpoint, node: &NodeName) -> bool {
+        let held = checkpoint.standing.held.get(node);
+        held.is_some_and(|held| self.is_same_node(node, held) && !held.blocks.is_empty())
+    }
+
     /// Other nodes that are up and have the manifest: so many at most, since more make no difference.
     fn manifest_copies(&self, checkpoint: &Checkpoint, enough: usize) -> usize {
         let told = checkpoint.told.keys().filter(|node| *node != self.me());
@@ -578,41 +599,6 @@ impl Context {
         })
     }
 
-    /// As a home node: whether a shard's node is gone or has let the checkpoint go, or has lost it and nobody can give it
-    /// back.
-    pub(crate) fn cannot_come(&self, checkpoint: &Checkpoint, shard: &ShardEntry) -> bool {
-        self.is_gone(&shard.node)
-            || checkpoint.owing.retired_at.contains(&shard.node)
-            || (self.has_lost(checkpoint, shard) && !self.is_restored(checkpoint, shard))
-    }
-
-    /// Whether a shard's node says that it does not hold it.
-    fn has_lost(&self, checkpoint: &Checkpoint, shard: &ShardEntry) -> bool {
-        let own = Blocks::of(checkpoint);
-        let there = self.blocks_there(checkpoint, &own);
-        let found = there.get(&shard.node);
-        found.is_some_and(|found| !found.shards.contains(&shard.rank))
-    }
-
-    /// Whether a lost shard is going to be put back: it can be decoded, and no node has let the checkpoint go, which would
-    /// refuse to take part.
-    fn is_restored(&self, checkpoint: &Checkpoint, shard: &ShardEntry) -> bool {
-        let own = Blocks::of(checkpoint);
-        let there = self.blocks_there(checkpoint, &own);
-        let manifest = checkpoint.manifest.as_ref();
-        let lane = manifest.and_then(|manifest| LaneBlocks::find(manifest, shard.rank));
-        let blocks = lane.and_then(|(lane, _)| {
-            let blocks = LaneBlocks::of(manifest?, lane)?;
-            Some((lane, blocks))
-        });
-        let can_decode = blocks.is_some_and(|(lane, blocks)| {
-            let all = 0..blocks.blocks();
-            let held = all.filter(|block| is_held(&there, lane, &blocks, *block));
-            held.count() >= blocks.needed()
-        });
-        can_decode && !checkpoint.owing.is_retired_somewhere()
-    }
-
     /// Whether a node is down, and has been for longer than links take to recover.
     pub(crate) fn is_gone(&self, node: &NodeName) -> bool {
         if !self.is_believed(node) {
@@ -635,7 +621,7 @@ impl Context {
 }
 
 /// Whether the node that a block belongs on holds it.
-fn is_held(
+pub(super) fn is_held(
     there: &BTreeMap<&NodeName, &Blocks>,
     lane: Lane,
     blocks: &LaneBlocks,

@@ -28,6 +28,9 @@ impl Context {
         let Some(key) = self.by_name.get(&name).cloned() else {
             return;
         };
+        if state == CheckpointState::Durable {
+            self.heed_owner(from, &key);
+        }
         if !self.may_say(from, &key, state, bears) {
             return;
         }
@@ -64,6 +67,28 @@ impl Context {
         }
         // Others bring up to date whoever comes up. That is no lie, and it counts from home nodes alone.
         wrong.is_none() && is_home
+    }
+
+    /// A node whose shard a home node waits for says that the checkpoint is durable. Those that saw to that may all have lost their
+    /// memory, and the one that let its shard go would never copy it: nothing newer would have its turn.
+    fn heed_owner(&mut self, from: &NodeName, key: &CheckpointKey) {
+        let is_waited_for = self.setup.durable != DurablePolicy::Absent
+            && self.is_believed(from)
+            && self.not_copied(key).contains(from)
+            && !planted!("owners_say_nothing");
+        let is_due = |c: &Checkpoint| self.is_due(c) && c.standing.counts();
+        let is_due = self.checkpoints.get(key).is_some_and(is_due);
+        let checkpoint = self.checkpoints.get_mut(key);
+        let Some(checkpoint) = checkpoint.filter(|_| is_waited_for && is_due) else {
+            return;
+        };
+        // Looked into before, it may not have been there yet.
+        if checkpoint.owing.said_durable_by.insert(from.clone()) {
+            checkpoint.owing.is_not_in_tier = false;
+        }
+        if let Some(manifest) = checkpoint.name() {
+            self.ask_tier(key, manifest);
+        }
     }
 
     fn say_known(&mut self, to: &NodeName, name: Digest) {
@@ -210,6 +235,10 @@ impl Context {
             self.reach(&key, CheckpointState::Durable);
             self.tell_durable_if_home(&key);
         } else {
+            let manifest = question.manifest;
+            if let Some(checkpoint) = self.checkpoint_named(manifest).filter(|_| outcome.is_ok()) {
+                checkpoint.owing.is_not_in_tier = true;
+            }
             // Asked again, and not at once: a listing may lag behind.
             self.tier_questions.insert(query, question);
         }

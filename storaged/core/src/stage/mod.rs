@@ -5,6 +5,7 @@ mod announce;
 mod boards;
 mod commit;
 mod evidence;
+mod giving_way;
 mod hear;
 mod identify;
 mod kept_steps;

@@ -7,7 +7,7 @@ use storaged_wire::{CheckpointState, Digest, Namespace, NodeName, Rank};
 
 use crate::api::{ConnId, Note, Now, Output};
 use crate::budget::Reservation;
-use crate::catalog::{Checkpoint, End, GivenUpCause, LocalShard, SlotUse, Upload};
+use crate::catalog::{Checkpoint, End, GivenUpCause, GivingWayFor, LocalShard, SlotUse, Upload};
 use crate::context::Context;
 use crate::event::Event;
 use crate::limits;
@@ -114,6 +114,13 @@ impl Context {
         self.keeping.touch(key);
         if !unread.is_empty() {
             self.emit(Event::BlocksGone(key.clone()));
+            // Were it found protected after all, what has gone would be waited for, and nothing newer would have its turn.
+            if !planted!("what_is_read_is_copied") {
+                self.note_given_up(
+                    key,
+                    "a newer step was safe first, and it stays for its readers",
+                );
+            }
         }
         for shard in unread.into_values() {
             self.free_slot_again(shard.slot);
@@ -218,7 +225,7 @@ impl Context {
     }
 
     /// Gives up a checkpoint on a peer's word. Others may not have heard it: home nodes would count what is not here any more.
-    fn abandon_as_told(&mut self, key: &CheckpointKey, reason: &str) {
+    pub(super) fn abandon_as_told(&mut self, key: &CheckpointKey, reason: &str) {
         let name = self.checkpoints.get(key).and_then(Checkpoint::name);
         self.abandon(key, reason);
         if let Some(name) = name.filter(|_| !planted!("given_up_in_silence")) {
@@ -281,7 +288,6 @@ impl Context {
         let Some(checkpoint) = self.checkpoints.get(key) else {
             return;
         };
-        let holds = !checkpoint.shards.is_empty();
         // A newer one is as safe: what one word costs here is a step that was a comfort, and it must go everywhere at once.
         if self.is_kept_step(checkpoint) {
             self.retire(key);
@@ -290,26 +296,28 @@ impl Context {
         if self.is_called_safe(checkpoint) {
             return self.has_given_up(from, key);
         }
+        let is_committed = checkpoint.manifest.is_some();
         // Where nodes are gone each save gives up a step, and all say so.
         if !(self.is_stuck(checkpoint) || self.may_end(from)) {
             return;
         }
-        let committed = |key: &CheckpointKey| {
-            let checkpoint = self.checkpoints.get(key);
-            checkpoint.is_some_and(|c| c.manifest.is_some())
-        };
-        // A newer commit that only one node has told of brings nothing back that is here.
-        let is_real = |key: &CheckpointKey| {
-            let checkpoint = self.checkpoints.get(key);
-            !holds || checkpoint.is_some_and(|c| !c.shards.is_empty())
-        };
-        let newer = self.checkpoints.keys().rev();
-        let mut newer = newer.take_while(|newer| *newer > key);
-        let is_needless = newer
-            .any(|newer| newer.namespace == key.namespace && committed(newer) && is_real(newer));
-        if !committed(key) || is_needless {
+        if !is_committed {
             self.abandon_as_told(key, cut(reason));
+        } else {
+            let whom = GivingWayFor::Peers([from.clone()].into());
+            self.give_way(key, cut(reason), whom);
         }
+    }
+
+    /// Whether there is a newer committed checkpoint here to restart from.
+    pub(super) fn is_needless(&self, checkpoint: &Checkpoint) -> bool {
+        let key = &checkpoint.key;
+        // A newer commit that only one node has told of brings nothing back that is here.
+        let holds = !checkpoint.shards.is_empty();
+        let is_real = |c: &Checkpoint| !holds || !c.shards.is_empty();
+        let newer = self.checkpoints.values().rev();
+        let mut newer = newer.take_while(|newer| newer.key > *key);
+        newer.any(|c| c.key.namespace == key.namespace && c.manifest.is_some() && is_real(c))
     }
 
     /// A peer has given up a checkpoint that is safe here, as it has not heard. It is told of it again, and says then what it has: its blocks, which it

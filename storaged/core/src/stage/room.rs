@@ -10,7 +10,7 @@ use storaged_wire::peer::{CheckpointKey, Holding, PeerMessage};
 use storaged_wire::{CheckpointState, ManifestBytes, Namespace, NodeName, Rank};
 
 use crate::api::{ConnId, Now};
-use crate::catalog::{Checkpoint, SlotUse, WaiterWish};
+use crate::catalog::{Checkpoint, GivingWayFor, SlotUse, WaiterWish};
 use crate::context::Context;
 use crate::event::Event;
 use crate::limits;
@@ -43,25 +43,49 @@ impl Context {
             Yield::Checkpoint => {
                 let why = self.why_not_yet(&key);
                 let reason = format!("a newer step needs its slot{why}");
-                self.supersede_everywhere(&key, &reason);
+                let checkpoint = &self.checkpoints[&key];
+                // With two slots per rank what is called protected goes too.
+                if checkpoint.manifest.is_none() || self.is_called_safe(checkpoint) {
+                    self.supersede_everywhere(&key, &reason);
+                } else {
+                    self.give_way(&key, &reason, GivingWayFor::Trainer);
+                }
             }
         }
         !self.checkpoints.contains_key(&key)
     }
 
-    /// Looks after the trainers that still wait.
-    pub(crate) fn make_room_for_waiters(&mut self) {
-        let now = self.now;
-        let waiting = self.waiters.for_slots().filter_map(|waiter| {
+    /// Which ranks of which jobs wait for a slot here, and for how long they have.
+    fn waiting_for_slots(&self) -> impl Iterator<Item = (&Namespace, Rank, u64)> {
+        self.waiters.for_slots().filter_map(|waiter| {
             let attached = self.conns.get(&waiter.id.conn)?;
             let (_, rank, _) = attached.trainer?;
             match waiter.wish {
                 WaiterWish::Slot { since, .. } => {
-                    Some((attached.namespace.clone(), rank, now.since(since)))
+                    Some((&attached.namespace, rank, self.now.since(since)))
                 }
                 WaiterWish::State { .. } => None,
             }
-        });
+        })
+    }
+
+    /// Whether a checkpoint may go for a trainer that waits for a slot of a rank that has one here.
+    pub(super) fn is_waited_for(&self, checkpoint: &Checkpoint) -> bool {
+        let in_turn = self.upload_in_turn(&checkpoint.key.namespace);
+        let mut waiting = self.waiting_for_slots();
+        waiting.any(|(namespace, rank, waited_ms)| {
+            *namespace == checkpoint.key.namespace
+                && checkpoint.shards.contains_key(&rank)
+                && !Self::is_read(checkpoint)
+                && self.may_yield(checkpoint, in_turn.as_ref(), waited_ms)
+                    == Some(Yield::Checkpoint)
+        })
+    }
+
+    /// Looks after the trainers that still wait.
+    pub(crate) fn make_room_for_waiters(&mut self) {
+        let waiting = self.waiting_for_slots();
+        let waiting = waiting.map(|(job, rank, waited_ms)| (job.clone(), rank, waited_ms));
         let waiting: Vec<_> = waiting.collect();
         let is_waiting = |job: &Namespace| waiting.iter().any(|(of, _, _)| of == job);
         self.homes_asked.retain(|job, _| is_waiting(job));
@@ -182,7 +206,16 @@ impl Context {
         if self.waits_for_the_gone(checkpoint, waited_ms) {
             return None;
         }
-        if self.was_left_behind(checkpoint) && !planted!("left_behind_kept") {
+        // Whoever sees few others is more likely to be away itself, and does not know what was protected since.
+        let patience = if self.peers.len() + 1 >= self.majority() {
+            0
+        } else {
+            limits::GONE_WORDS_MS
+        };
+        if (waited_ms >= patience || planted!("cut_off_nodes_hurry"))
+            && self.was_left_behind(checkpoint)
+            && !planted!("left_behind_kept")
+        {
             return Some(Yield::Checkpoint);
         }
         let newer = self.newest_instead_of(checkpoint)?;
@@ -397,8 +430,9 @@ mod tests {
     use storaged_codec::{Digest, digest};
     use storaged_wire::local::DurableWish;
     use storaged_wire::peer::PeerMessage;
-    use storaged_wire::{Generation, NodeName};
+    use storaged_wire::{Generation, NodeName, RunId};
 
+    use super::Yield;
     use crate::api::Now;
     use crate::testkit::{hear, hear_from_all, last_of, manifest, name};
     use crate::{Input, Node, limits};
@@ -453,6 +487,29 @@ mod tests {
             tried += 1;
         }
         assert!(tried > 0, "it is a home node of some step with a");
+    }
+
+    /// A step of the run before lacks nodes that are gone. Whoever sees few others is gone itself, and may not have heard that it is protected.
+    #[test]
+    fn who_is_cut_off_lets_go_no_step_of_the_run_before_at_once() {
+        let goes = |gone: &[&str], waited_ms| {
+            let mut node = last_of(&["a", "b", "c", "d", "e"], 2, 1);
+            let manifest = manifest(1, &["a", "e"], &["c"], 4096, digest(b"shard"));
+            let manifest = manifest.seal().expect("a sound manifest");
+            hear_from_all(&mut node, 1, &crate::testkit::committed(&manifest));
+            for gone in gone {
+                node.handle(Now(2), Input::PeerDown { node: name(gone) });
+            }
+            node.handle(Now(limits::JOIN_GRACE_MS + 10_000), Input::Tick);
+            let cx = node.context_mut();
+            let key = cx.by_name[&manifest.name()].clone();
+            let table = cx.namespaces.get_mut(&key.namespace);
+            table.expect("the job is known").fence = RunId::new(2);
+            cx.may_yield(&cx.checkpoints[&key], None, waited_ms) == Some(Yield::Checkpoint)
+        };
+        assert!(goes(&["a"], 2_000), "a alone has its shard");
+        assert!(!goes(&["a", "b", "c"], 2_000), "it is away itself");
+        assert!(goes(&["a", "b", "c"], limits::GONE_WORDS_MS), "saves go on");
     }
 
     /// A home node alone has found all blocks of a step at once, and loses its memory: that the other ones cannot call the step protected

@@ -129,7 +129,7 @@ impl Context {
         made.map_err(|no_room| self.no_budget(no_room.needed(), &no_room.to_string(), namespace))
     }
 
-    pub(super) fn reserve_slot(
+    pub(crate) fn reserve_slot(
         &mut self,
         namespace: &Namespace,
         rank: Rank,

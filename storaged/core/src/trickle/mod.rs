@@ -244,11 +244,72 @@ mod tests {
     use storaged_codec::digest;
     use storaged_wire::local::DurableWish;
     use storaged_wire::peer::{CheckpointKey, PeerMessage};
-    use storaged_wire::{Rank, SlotId};
+    use storaged_wire::{ManifestBytes, Rank, SlotId};
 
-    use crate::api::{Leftovers, Output};
-    use crate::catalog::{LocalShard, Upload};
-    use crate::testkit::{chunk, hear, last_of, manifest};
+    use crate::api::{ConnId, DurablePolicy, Leftovers, Now, Output};
+    use crate::catalog::{LocalShard, SlotUse, Upload};
+    use crate::node::Node;
+    use crate::testkit::{
+        chunk, committed, hear, hear_from_all, last_of, last_with_tier, manifest,
+    };
+
+    fn sealed(rank: u32) -> LocalShard {
+        LocalShard {
+            slot: SlotId::new(u64::from(rank)),
+            length: 4096,
+            chunk: chunk(),
+            digests: Some(([digest(b"chunk")].into(), digest(b"root"))),
+            prints: [].into(),
+            readers: BTreeSet::new(),
+            upload: Upload::Fresh,
+            sealed_at: Now(10),
+        }
+    }
+
+    /// `e` is cut down to what a reader has open of a step, for a newer one, before it hears that the older one is protected too. What has
+    /// gone would be waited for.
+    #[test]
+    fn a_step_that_is_cut_down_to_what_is_read_is_not_copied_any_more() {
+        let every = DurablePolicy::Every(1);
+        let mut node = last_with_tier(&["a", "b", "c", "d", "e"], 2, 2, every);
+        let steps = [1, 2].map(|step| {
+            let it = manifest(step, &["a", "e"], &["c", "d"], 4096, digest(b"root"));
+            it.seal().expect("a sound manifest")
+        });
+        let protected = |it: &ManifestBytes| PeerMessage::Protected {
+            manifest: it.name(),
+            bears: 2,
+        };
+        for step in &steps {
+            hear_from_all(&mut node, 1, &committed(step));
+            let cx = node.context_mut();
+            let key = cx.by_name[&step.name()].clone();
+            for rank in [0, 1] {
+                let used_for = SlotUse::Sealed(key.clone());
+                let slot = cx.reserve_slot(&key.namespace, Rank::new(rank), 4096, used_for);
+                let slot = slot.expect("there is room");
+                let shard = LocalShard {
+                    slot,
+                    ..sealed(rank)
+                };
+                let checkpoint = cx.checkpoints.get_mut(&key).expect("it is known");
+                checkpoint.shards.insert(Rank::new(rank), shard);
+            }
+            let checkpoint = cx.checkpoints.get_mut(&key).expect("it is known");
+            let read = checkpoint.shards.get_mut(&Rank::new(0));
+            read.expect("a shard").readers.insert(ConnId(7));
+        }
+        let [older, newer] = &steps;
+        hear_from_all(&mut node, 2, &protected(newer));
+        let left = |node: &Node| {
+            let cx = node.context();
+            let checkpoint = &cx.checkpoints[&cx.by_name[&older.name()]];
+            (checkpoint.shards.len(), cx.is_due(checkpoint))
+        };
+        assert_eq!(left(&node), (1, false), "it stays for its reader");
+        hear_from_all(&mut node, 3, &protected(older));
+        assert_eq!(left(&node), (1, false), "what has gone is not waited for");
+    }
 
     /// `b` has a shard of rank 0 too, which is on `a` by the manifest: two processes claim that rank.
     #[test]
@@ -266,17 +327,7 @@ mod tests {
         let checkpoint = cx.checkpoint_named(manifest.name());
         let checkpoint = checkpoint.expect("it is known");
         for rank in [0, 1] {
-            let shard = LocalShard {
-                slot: SlotId::new(rank),
-                length: 4096,
-                chunk: chunk(),
-                digests: Some(([digest(b"chunk")].into(), digest(b"root"))),
-                prints: [].into(),
-                readers: BTreeSet::new(),
-                upload: Upload::Fresh,
-                sealed_at: crate::api::Now(10),
-            };
-            checkpoint.shards.insert(Rank::new(rank as u32), shard);
+            checkpoint.shards.insert(Rank::new(rank), sealed(rank));
         }
         for rank in [0, 1] {
             cx.start_upload(&key, Rank::new(rank));

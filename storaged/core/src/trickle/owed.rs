@@ -44,7 +44,7 @@ impl Context {
     }
 
     /// Nodes whose shards are not in the tier.
-    fn not_copied(&self, key: &CheckpointKey) -> BTreeSet<NodeName> {
+    pub(crate) fn not_copied(&self, key: &CheckpointKey) -> BTreeSet<NodeName> {
         let checkpoint = self.checkpoints.get(key);
         let manifest = checkpoint.and_then(|c| Some((c, c.manifest.as_ref()?)));
         let Some((checkpoint, manifest)) = manifest else {
@@ -169,7 +169,7 @@ impl Context {
         self.note_given_up(key, reason);
     }
 
-    fn note_given_up(&mut self, key: &CheckpointKey, reason: &str) {
+    pub(crate) fn note_given_up(&mut self, key: &CheckpointKey, reason: &str) {
         let Some(checkpoint) = self.checkpoints.get_mut(key) else {
             return;
         };
@@ -296,8 +296,10 @@ mod tests {
     use storaged_wire::peer::PeerMessage;
 
     use super::*;
-    use crate::api::{Input, Now};
-    use crate::testkit::{hear_from_all, last_with_tier, manifest, name};
+    use crate::api::{DurableListing, Input, Now, QueryId};
+    use crate::node::Node;
+    use crate::testkit::{hear, hear_from_all, last_with_tier, manifest, name};
+    use storaged_wire::ManifestBytes;
 
     /// The nodes that a coding node asks for their shards of a protected step that is owed; none if it is no home of it.
     fn asked_by_home(step: u64) -> Option<Vec<NodeName>> {
@@ -326,6 +328,81 @@ mod tests {
         });
         let asked: Vec<NodeName> = asked.collect();
         is_home.then_some(asked)
+    }
+
+    /// A home node of a protected step that is owed, of which `a`, which is none, has a shard; and the step.
+    fn home_that_waits() -> (Node, Arc<ManifestBytes>) {
+        let members = ["a", "b", "c", "d", "e"];
+        let found = (1..30).find_map(|step| {
+            asked_by_home(step)?;
+            let sealed = manifest(step, &["a", "b"], &["d", "e"], 4096, digest(b"shard"));
+            let sealed = Arc::new(sealed.seal().expect("a sound manifest"));
+            let mut node = last_with_tier(&members, 2, 2, DurablePolicy::Every(1));
+            let committed = PeerMessage::Committed {
+                manifest: sealed.bytes().to_vec().into(),
+                durable: DurableWish::Policy,
+            };
+            hear_from_all(&mut node, 1, &committed);
+            let (manifest, bears) = (sealed.name(), 1);
+            hear_from_all(&mut node, 2, &PeerMessage::Protected { manifest, bears });
+            Some((node, sealed))
+        });
+        found.expect("e is a home node of some step")
+    }
+
+    fn looks_in_tier(outputs: &[Output]) -> Option<QueryId> {
+        let mut found = outputs.iter().filter_map(|output| match output {
+            Output::ListDurable { query, .. } => Some(*query),
+            _ => None,
+        });
+        found.next()
+    }
+
+    /// All home nodes that have seen to it may have lost their memory since.
+    #[test]
+    fn an_owner_that_takes_a_step_for_durable_has_its_home_node_look_in_the_tier() {
+        for is_there in [true, false] {
+            let (mut node, sealed) = home_that_waits();
+            let manifest = sealed.name();
+            let key = CheckpointKey::of(sealed.manifest());
+            let outputs = hear(&mut node, 2_000, "a", PeerMessage::Durable { manifest });
+            let query = looks_in_tier(&outputs).expect("it looks in the tier");
+            let again = hear(&mut node, 2_001, "a", PeerMessage::Durable { manifest });
+            assert_eq!(looks_in_tier(&again), None, "not as often as it is said");
+            let listing = DurableListing {
+                manifests: if is_there { vec![sealed] } else { Vec::new() },
+                ..DurableListing::default()
+            };
+            let outcome = Ok(listing);
+            node.handle(Now(2_010), Input::DurableListed { query, outcome });
+            let checkpoint = &node.context().checkpoints[&key];
+            let shard = &checkpoint
+                .manifest
+                .as_ref()
+                .expect("it committed")
+                .manifest()
+                .shards[0];
+            assert_eq!(checkpoint.state == CheckpointState::Durable, is_there);
+            let is_awaited = !node.context().cannot_come(checkpoint, shard);
+            assert_eq!(is_awaited, is_there, "what is not there will not be copied");
+        }
+    }
+
+    #[test]
+    fn others_that_take_it_for_durable_say_nothing() {
+        let (mut node, sealed) = home_that_waits();
+        let durable = PeerMessage::Durable {
+            manifest: sealed.name(),
+        };
+        let homes = node
+            .context()
+            .homes_of(&CheckpointKey::of(sealed.manifest()));
+        let strangers = ["b", "c", "d"].map(name);
+        let owner = |node: &NodeName| *node == name("b") || homes.contains(node);
+        for stranger in strangers.iter().filter(|it| !owner(it)) {
+            let outputs = hear(&mut node, 2_000, stranger.as_str(), durable.clone());
+            assert_eq!(looks_in_tier(&outputs), None, "{stranger}");
+        }
     }
 
     /// It may have let the step go before it heard that it is owed, and will not say so unasked.

@@ -17,6 +17,7 @@ mod enclosures;
 mod epochs;
 mod failed_restarts;
 mod forgotten_jobs;
+mod giving_way;
 mod handle;
 mod healing;
 mod kept_steps;

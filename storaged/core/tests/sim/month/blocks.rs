@@ -22,6 +22,9 @@ const FOUND_OUT_MS: u64 = 6_000;
 /// As long as a node is down it may come back with what it had, and the word stays: where one is restarted after the other, up to so much more.
 const DOWN_MS_MAX: u64 = 6_000;
 
+/// For so long a step that was called protected waits for nodes that are gone, and what it takes to find out that they are.
+const GIVEN_UP_MS: u64 = 6_000;
+
 /// Every set of `m` of these nodes.
 fn sets(nodes: &[usize], m: usize) -> impl Iterator<Item = u32> + '_ {
     let chosen = (0..1u32 << nodes.len()).filter(move |set| set.count_ones() as usize == m);
@@ -177,6 +180,8 @@ impl World {
             .iter()
             .filter(|(node, it)| it.state >= CheckpointState::Protected && self.sees_most(*node));
         let said = said.map(|(_, it)| it.bears.map_or(m, |bears| bears as usize).min(m));
+        // That it bears none says as well that it may be lost already: a node that has just started counts what it holds by and by.
+        let said = said.filter(|bears| *bears > 0);
         // Of a process that is paused, and of one that is cut off from most others, nobody learns that what it showed last was lost since.
         let said = said.max();
         let bears = |losses| self.bears_every(losses, &up, name, all);
@@ -233,7 +238,9 @@ impl World {
         let Doubt { since, down_ms, .. } = *doubt;
         let found_out_ms =
             FOUND_OUT_MS + down_ms.min(DOWN_MS_MAX) + if rots { SCRUB_MS } else { 0 };
-        let by: Vec<_> = all.iter().map(|(node, it)| (node, it.state)).collect();
+        let by: Vec<_> = (all.iter())
+            .map(|(node, it)| (node, it.state, it.bears))
+            .collect();
         assert!(
             now - since < found_out_ms,
             "protected bears every {said} losses: {key:?} is shown at {now} ms and has not since {since}: {by:?}"
@@ -271,6 +278,45 @@ impl World {
         let newest = month.registry.newest();
         let seen = newest.machines().filter(|it| self.is_linked(node, *it));
         !self.is_paused(node) && 2 * seen.count() >= newest.places.len() - 1
+    }
+
+    /// Machines that most others have not reached for so long that their blocks are waited for no more, and whoever alone knows a step to be
+    /// protected and is cut off, count as lost.
+    pub(super) fn lose_the_cut_off(&mut self) {
+        let now = self.now;
+        let cut_off: BTreeSet<usize> = (self.machines().into_iter())
+            .filter(|machine| !self.sees_most(*machine))
+            .collect();
+        let since = &mut self.month().promises.cut_off_since;
+        since.retain(|machine, _| cut_off.contains(machine));
+        for machine in &cut_off {
+            since.entry(*machine).or_insert(now);
+        }
+        let is_long = |(_, since): &(&usize, &u64)| now - **since >= GIVEN_UP_MS;
+        let lost: Vec<usize> = (since.iter().filter(is_long))
+            .map(|(machine, _)| *machine)
+            .collect();
+        for namespace in self.namespaces() {
+            let floor = self.month().promises.floors.get(&namespace);
+            let Some(key) = floor.map(|floor| floor.key.clone()) else {
+                continue;
+            };
+            let unheard_of = self.unheard_of(&key, &cut_off);
+            if let Some(floor) = self.month().promises.floors.get_mut(&namespace) {
+                floor.lost.extend(lost.iter().copied().chain(unheard_of));
+            }
+        }
+    }
+
+    /// The only machines that know a step to be protected, if these are cut off from most others: to whoever has never heard their word
+    /// they are lost, and may take as many with them as any others.
+    fn unheard_of(&self, key: &CheckpointKey, cut_off: &BTreeSet<usize>) -> BTreeSet<usize> {
+        let knowing = self.knowing_protected(key);
+        if knowing.is_subset(cut_off) {
+            knowing
+        } else {
+            BTreeSet::new()
+        }
     }
 
     /// After m losses or fewer, what was protected is there, or something newer.

@@ -80,6 +80,13 @@ impl KeptSteps {
             .collect()
     }
 
+    /// What newer ones have left no place for is not kept, also when later steps of the newest run leave these.
+    fn forget_older(&mut self, namespace: &Namespace) {
+        let newest = self.newest(namespace);
+        let stays = |key: &CheckpointKey| key.namespace != *namespace || newest.contains(key);
+        self.whole.retain(|key, _| stays(key));
+    }
+
     fn second_newest(&self, namespace: &Namespace) -> Option<CheckpointKey> {
         self.newest(namespace).into_iter().nth(1)
     }
@@ -111,6 +118,7 @@ impl World {
             let kept = &mut self.month().promises.kept_steps;
             let steps = kept.protected.entry(key.namespace.clone()).or_default();
             steps.entry(key.clone()).or_insert(now);
+            kept.forget_older(&key.namespace);
         }
     }
 
@@ -128,10 +136,7 @@ impl World {
         self.note_lack_of_room(namespace);
         let (now, m) = (self.now, self.scene.limits.m);
         let newest = self.month().promises.kept_steps.newest(namespace);
-        let is_of_it = |key: &CheckpointKey| key.namespace == *namespace;
-        let kept = &mut self.month().promises.kept_steps;
-        kept.whole
-            .retain(|key, _| !is_of_it(key) || newest.contains(key));
+        self.month().promises.kept_steps.forget_older(namespace);
         for key in newest {
             if self.bears_losses(&key, m) {
                 let kept = &mut self.month().promises.kept_steps;

@@ -8,7 +8,9 @@ use storaged_codec::Digest;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::plan::RestorePlan;
-use storaged_wire::{ManifestBytes, Namespace, Rank, Refusal, RefusalCode, RunId, Step};
+use storaged_wire::{
+    CheckpointState, ManifestBytes, Namespace, Rank, Refusal, RefusalCode, RunId, Step,
+};
 
 use super::super::world::World;
 use super::asks::{Asked, What};
@@ -56,6 +58,8 @@ pub struct Promises {
     /// The epoch of the node whose rank commits a step, when that rank says so.
     described_in: BTreeMap<CheckpointKey, u64>,
     pub floors: BTreeMap<Namespace, Floor>,
+    /// Since when machines have been cut off from most others.
+    pub cut_off_since: BTreeMap<usize, u64>,
     /// When machines were lost last.
     pub lost_at: BTreeMap<usize, u64>,
     /// When what is promised was asked for last before a loss.
@@ -394,6 +398,7 @@ impl World {
     }
 
     pub(super) fn keep_promises(&mut self) {
+        self.lose_the_cut_off();
         for namespace in self.namespaces() {
             self.protected_bears_m_losses(&namespace);
             self.protected_is_not_lost(&namespace);
@@ -424,7 +429,7 @@ impl World {
         // What a failed one has made needless has left RAM.
         let failures = &self.month().promises.failures;
         let there = there.filter(|there| !failures.has(there));
-        if self.may_go_below(asked, &floor) {
+        if self.may_go_below(asked) {
             return;
         }
         assert!(
@@ -434,33 +439,45 @@ impl World {
         );
     }
 
-    /// Whether a plan may go below a step: the node that was asked and all whom it can ask, who are a majority, know nothing of that, be it
-    /// that they have lost their memory since it was protected or were cut off then, and nobody was there who did when it was asked. The
-    /// limit that docs/SEMANTICS.md names.
-    fn may_go_below(&mut self, asked: &Asked, key: &CheckpointKey) -> bool {
-        let is_majority = 2 * self.reached(asked.pid.node).len() > self.machines().len();
-        is_majority && asked.floor_is_out_of_reach && self.is_out_of_reach(asked.pid.node, key)
+    /// Whether a plan may go below a step: the node that was asked and all whom it could ask, who are a majority, did not know that when it
+    /// was asked, be it that they have lost their memory since it was protected or were cut off then. The limit that docs/SEMANTICS.md names.
+    fn may_go_below(&mut self, asked: &Asked) -> bool {
+        let machines = self.machines();
+        let asks = |it: &&usize| **it == asked.pid.node || self.is_linked(asked.pid.node, **it);
+        let is_majority = 2 * machines.iter().filter(asks).count() > machines.len();
+        is_majority && asked.floor_is_out_of_reach
     }
 
-    /// Whether a node and all whom it can ask know nothing of a step.
+    /// Whether neither a node nor anybody whom it can ask knows a step to be protected or durable.
     pub(super) fn is_out_of_reach(&mut self, node: usize, key: &CheckpointKey) -> bool {
         let reached = self.reached(node);
-        let knowing = self.shown_of(key).into_iter();
-        let knowing: BTreeSet<usize> = knowing.map(|(machine, _)| machine).collect();
-        let has_mark = |machine: usize| {
-            let process = self.processes[machine].as_ref();
+        let knowing = self.knowing_protected(key);
+        !reached.iter().any(|machine| knowing.contains(machine))
+    }
+
+    /// Machines that know a step to be protected or durable, or have heard that it, or a newer one, was.
+    pub(super) fn knowing_protected(&self, key: &CheckpointKey) -> BTreeSet<usize> {
+        let shown = self.shown_of(key).into_iter();
+        let protected = shown.filter(|(_, shown)| shown.state >= CheckpointState::Protected);
+        let has_mark = |machine: &usize| {
+            let process = self.processes[*machine].as_ref();
             process.is_some_and(|process| process.node.has_mark(key))
         };
-        let knows = |machine: &usize| knowing.contains(machine) || has_mark(*machine);
-        !reached.iter().any(knows)
+        let marked = (0..self.processes.len()).filter(has_mark);
+        protected
+            .map(|(machine, _)| machine)
+            .chain(marked)
+            .collect()
     }
 
     /// A node and all whom it can ask.
     fn reached(&mut self, node: usize) -> Vec<usize> {
         let mut reached = self.machines();
         reached.retain(|it| {
+            // A link may have ended, and nobody has noticed it yet.
             let is_linked = self.is_linked(node, *it) && self.is_linked(*it, node);
-            *it == node || self.is_awake(*it) && is_linked
+            let is_alive = self.link_of(node, *it).alive && self.link_of(*it, node).alive;
+            *it == node || is_linked && is_alive && self.is_reachable(node, *it)
         });
         reached
     }
@@ -503,7 +520,7 @@ impl World {
         let there = self.restorable(&floor.namespace);
         let failures = &self.month().promises.failures;
         let there = there.filter(|there| !failures.has(there));
-        if self.may_go_below(asked, floor) {
+        if self.may_go_below(asked) {
             return;
         }
         assert!(

@@ -1,0 +1,124 @@
+//! Committed checkpoints that go for a newer one before they are protected. A home node that hears of the last block of a step calls
+//! it protected, and what is older goes everywhere; were blocks let go at that moment, because a trainer waits for their slot and the
+//! word has not come yet, neither would be whole.
+//!
+//! So they go in two moves, as parity does that makes way (`encode/yielding.rs`): what is here is first said not to be held, and goes
+//! once the home nodes that are up know that and none of them calls the step protected. The messages of one node come in the order in
+//! which they were said: one that had protected it has said so before it notes that.
+
+use storaged_wire::peer::CheckpointKey;
+use storaged_wire::{CheckpointState, NodeName};
+
+use crate::catalog::{Checkpoint, GivingWay, GivingWayFor, Told};
+use crate::context::Context;
+use crate::event::Event;
+use crate::limits;
+
+impl Context {
+    /// Gives up a committed checkpoint for a newer one, as soon as nobody may count on what is here.
+    pub(super) fn give_way(&mut self, key: &CheckpointKey, reason: &str, whom: GivingWayFor) {
+        let now = self.now;
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return;
+        };
+        if !self.is_still_to_go(checkpoint, &whom) {
+            return;
+        }
+        let Some(checkpoint) = self.checkpoints.get_mut(key) else {
+            return;
+        };
+        let giving_way = checkpoint.giving_way.get_or_insert_with(|| GivingWay {
+            reason: reason.into(),
+            whom: whom.clone(),
+            since: now,
+        });
+        giving_way.whom.also(whom);
+        self.report_held(key);
+        self.go_on_giving_way(key);
+    }
+
+    /// What gives way goes, or stays after all.
+    pub(crate) fn advance_giving_way(&mut self) {
+        let all = self.checkpoints.values();
+        let leaving = all.filter(|c| c.giving_way.is_some());
+        for key in leaving.map(|c| c.key.clone()).collect::<Vec<_>>() {
+            self.go_on_giving_way(&key);
+        }
+    }
+
+    pub(crate) fn go_on_giving_way(&mut self, key: &CheckpointKey) {
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return;
+        };
+        let Some(giving_way) = checkpoint.giving_way.clone() else {
+            return;
+        };
+        if self.is_called_safe(checkpoint) || !self.is_still_to_go(checkpoint, &giving_way.whom) {
+            return self.stay(key);
+        }
+        let is_free = self.nobody_counts_on(checkpoint, &giving_way);
+        if !is_free && !planted!("given_way_at_once") {
+            return;
+        }
+        match giving_way.whom {
+            GivingWayFor::Trainer => self.supersede_everywhere(key, &giving_way.reason),
+            GivingWayFor::Peers(_) => self.abandon_as_told(key, &giving_way.reason),
+        }
+        self.emit(Event::RoomMade);
+    }
+
+    /// Whether what was decided holds still: the trainer may have gone or been given another slot, and what it goes for may be lost.
+    fn is_still_to_go(&self, checkpoint: &Checkpoint, whom: &GivingWayFor) -> bool {
+        match whom {
+            GivingWayFor::Trainer => self.is_waited_for(checkpoint),
+            GivingWayFor::Peers(_) => {
+                !self.is_pinned(&checkpoint.key) && self.is_needless(checkpoint)
+            }
+        }
+    }
+
+    fn stay(&mut self, key: &CheckpointKey) {
+        if let Some(checkpoint) = self.checkpoints.get_mut(key) {
+            checkpoint.giving_way = None;
+        }
+        self.report_held(key);
+    }
+
+    /// Whether all home nodes that may count what is here know that it does not count. Those that have let it go say nothing of it; one that
+    /// does not answer does not know the step, or is about to be found down.
+    fn nobody_counts_on(&self, checkpoint: &Checkpoint, giving_way: &GivingWay) -> bool {
+        // While this node was stopped nobody was heard.
+        let has_waited = self.now.since(giving_way.since) >= limits::GIVING_WAY_HEARD_MS
+            && !self.has_yet_to_listen();
+        if !checkpoint.has_blocks() || has_waited {
+            return true;
+        }
+        let has_let_go = |home: &NodeName| {
+            checkpoint.owing.retired_at.contains(home) || giving_way.whom.has_let_go(home)
+        };
+        let counts =
+            |home: &&NodeName| *home != self.me() && !self.is_gone(home) && !has_let_go(home);
+        let mut homes = checkpoint.homes.iter().filter(counts);
+        homes.all(|home| self.knows_what_is_held(checkpoint, home))
+    }
+
+    /// As a home node: whether a node says that it holds nothing of a step because it has not heard yet that it is protected. It is told
+    /// that, and says again then what it has. Were its blocks counted as gone, others could let the step go for one that is less safe.
+    pub(crate) fn has_not_heard_that_it_is_protected(
+        &self,
+        from: &NodeName,
+        key: &CheckpointKey,
+    ) -> bool {
+        let checkpoint = self.checkpoints.get(key);
+        checkpoint.is_some_and(|c| {
+            // Whoever does not believe it, on one word, has heard it.
+            let has_heard =
+                |told: &Told| told.state >= CheckpointState::Protected || told.bears > 0;
+            // What bears nothing cannot bear less, and a node that does not believe that it is protected would never be counted.
+            c.state >= CheckpointState::Protected
+                && self.bears(c).is_some_and(|bears| bears.losses > 0)
+                && !c.told.get(from).is_some_and(has_heard)
+                && self.counts_blocks_of(c, from)
+        })
+    }
+}
