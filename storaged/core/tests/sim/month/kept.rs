@@ -32,6 +32,8 @@ pub struct KeptSteps {
     whole: BTreeMap<CheckpointKey, BTreeSet<usize>>,
     /// Saves lacked room while these were kept.
     given_way: BTreeSet<CheckpointKey>,
+    /// Among the newest there was no place for these, if only for a moment.
+    without_place: BTreeSet<CheckpointKey>,
 }
 
 impl KeptSteps {
@@ -81,10 +83,11 @@ impl KeptSteps {
     }
 
     /// What newer ones have left no place for is not kept, also when later steps of the newest run leave these.
-    fn forget_older(&mut self, namespace: &Namespace) {
+    fn note_those_without_place(&mut self, namespace: &Namespace) {
         let newest = self.newest(namespace);
-        let stays = |key: &CheckpointKey| key.namespace != *namespace || newest.contains(key);
-        self.whole.retain(|key, _| stays(key));
+        let mut all = self.whole.keys().cloned().collect::<BTreeSet<_>>();
+        all.retain(|key| key.namespace == *namespace && !newest.contains(key));
+        self.without_place.extend(all);
     }
 
     fn second_newest(&self, namespace: &Namespace) -> Option<CheckpointKey> {
@@ -95,7 +98,8 @@ impl KeptSteps {
     fn due(&self, namespace: &Namespace, m: usize) -> Option<CheckpointKey> {
         let key = self.second_newest(namespace)?;
         let lost = self.whole.get(&key)?;
-        (lost.len() <= m && !self.given_way.contains(&key)).then_some(key)
+        let may_have_gone = self.given_way.contains(&key) || self.without_place.contains(&key);
+        (lost.len() <= m && !may_have_gone).then_some(key)
     }
 }
 
@@ -118,7 +122,7 @@ impl World {
             let kept = &mut self.month().promises.kept_steps;
             let steps = kept.protected.entry(key.namespace.clone()).or_default();
             steps.entry(key.clone()).or_insert(now);
-            kept.forget_older(&key.namespace);
+            kept.note_those_without_place(&key.namespace);
         }
     }
 
@@ -136,10 +140,14 @@ impl World {
         self.note_lack_of_room(namespace);
         let (now, m) = (self.now, self.scene.limits.m);
         let newest = self.month().promises.kept_steps.newest(namespace);
-        self.month().promises.kept_steps.forget_older(namespace);
+        let is_of_it = |key: &CheckpointKey| key.namespace == *namespace;
+        let kept = &mut self.month().promises.kept_steps;
+        kept.whole
+            .retain(|key, _| !is_of_it(key) || newest.contains(key));
         for key in newest {
             if self.bears_losses(&key, m) {
                 let kept = &mut self.month().promises.kept_steps;
+                kept.without_place.remove(&key);
                 kept.whole.insert(key, BTreeSet::new());
             }
         }
