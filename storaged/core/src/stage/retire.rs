@@ -115,7 +115,11 @@ impl Context {
         if !unread.is_empty() {
             self.emit(Event::BlocksGone(key.clone()));
             // Were it found protected after all, what has gone would be waited for, and nothing newer would have its turn.
-            if !planted!("what_is_read_is_copied") {
+            let is_wanted = self
+                .checkpoints
+                .get(key)
+                .is_some_and(|c| self.wants_durable(c));
+            if is_wanted && !planted!("what_is_read_is_copied") {
                 self.note_given_up(
                     key,
                     "a newer step was safe first, and it stays for its readers",
