@@ -1,8 +1,10 @@
 //! The tables: what this node knows of its peers, slots, namespaces and checkpoints.
 
 mod making_way;
+mod owing;
 
 pub(crate) use making_way::{GivingWay, GivingWayFor, HeldOff, Yielding};
+pub(crate) use owing::Owing;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -19,9 +21,10 @@ use crate::api::{ConnId, Now, ParityId, RequestId, SlotShard};
 use crate::failed_steps::FailedRestarts;
 use crate::limits;
 use crate::parcels::Notice;
-use crate::pins::{Pins, Vouched};
+use crate::pins::Pins;
 use crate::place::PromisedTo;
 use crate::successions::{EarlyHello, SaidToken};
+use crate::vouched::Vouched;
 
 /// A peer whose link is up, or was.
 #[derive(Debug, Clone)]
@@ -215,6 +218,8 @@ pub(crate) struct Checkpoint {
     pub noted_by: BTreeMap<NodeName, Noted>,
     /// When this node heard of the manifest.
     pub committed_at: Option<Now>,
+    /// When home nodes that do not answer were last told of it once more.
+    pub told_homes_at: Option<Now>,
     pub state: CheckpointState,
     pub manifest: Option<Arc<ManifestBytes>>,
     pub durable_wish: DurableWish,
@@ -392,33 +397,6 @@ impl Ends {
     }
 }
 
-/// A checkpoint's way to the durable tier, beside the state of each upload.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Owing {
-    /// Why its durable copy was given up, if it was.
-    pub given_up: Option<String>,
-    /// What the tier last said against it, here or at another node.
-    pub failed: Option<String>,
-    /// Nodes that have retired it: when all home nodes have, nobody will publish it.
-    pub retired_at: BTreeSet<NodeName>,
-    /// As a home node: nodes with shards of it that take it for durable.
-    pub said_durable_by: BTreeSet<NodeName>,
-    /// The tier was looked into, and does not have it.
-    pub is_not_in_tier: bool,
-}
-
-impl Owing {
-    /// Whether a node will not copy its shards: it takes the checkpoint for durable, and the tier does not have it.
-    pub fn will_not_be_copied_by(&self, node: &NodeName) -> bool {
-        self.is_not_in_tier && self.said_durable_by.contains(node)
-    }
-
-    /// Whether some node has let it go because something newer is safe.
-    pub fn is_retired_somewhere(&self) -> bool {
-        !self.retired_at.is_empty()
-    }
-}
-
 impl Checkpoint {
     /// Whether some shard or parity of it is here.
     pub fn has_blocks(&self) -> bool {
@@ -436,6 +414,7 @@ impl Checkpoint {
             news_shared_at: now,
             noted_by: BTreeMap::new(),
             committed_at: None,
+            told_homes_at: None,
             state: CheckpointState::Staged,
             manifest: None,
             durable_wish: DurableWish::Policy,
@@ -573,6 +552,8 @@ pub(crate) struct NamespaceTable {
     pub copied: Option<HighMark>,
     /// Steps that restarts have failed from.
     pub failed: FailedRestarts,
+    /// The step that was opened here last, to go on from.
+    pub restarted_from: Option<RestartedFrom>,
     /// Steps that are pinned in RAM.
     pub pins: Pins,
     /// Those of which this node has lost all, as a home node, and others tell.
@@ -602,12 +583,21 @@ impl NamespaceTable {
             mark: None,
             copied: None,
             failed: FailedRestarts::default(),
+            restarted_from: None,
             pins: Pins::default(),
             vouched: Vouched::default(),
             evicted: None,
             abandoned: BTreeMap::new(),
         }
     }
+}
+
+/// A step that somebody has opened on this node.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RestartedFrom {
+    pub step: HighMark,
+    /// The newest run that was known then.
+    pub under: RunId,
 }
 
 /// Who a connection said it is.
@@ -645,6 +635,8 @@ pub(crate) enum WaiterWish {
     Slot {
         bytes: u64,
         since: Now,
+        /// The caller's own limit; that of the waiter may be shorter.
+        until: Now,
     },
     State {
         key: CheckpointKey,

@@ -40,6 +40,7 @@ mod testimony;
 #[cfg(test)]
 mod testkit;
 mod trickle;
+mod vouched;
 
 pub use api::{
     Authorship, CheckPart, ClaimFault, ClaimedRun, ConnId, Curation, CurationFault, DigestCause,

@@ -37,6 +37,9 @@ pub const DOUBT_MS: u64 = 2_500;
 /// would.
 pub const TIER_DOUBT_MS: u64 = 10_000;
 
+/// A listing of the tier that does not have a checkpoint yet may be as old as this: two so far apart that lack it say that it is not there.
+pub const LISTINGS_LAG_MS: u64 = 2 * TIER_QUESTION_MS;
+
 /// The tier is asked again after this time whether it has a checkpoint.
 pub const TIER_QUESTION_MS: u64 = 2_000;
 
@@ -71,6 +74,13 @@ pub const FAILED_CHANGES_MISSED_MAX: u32 = 1_000;
 
 /// Jobs that a node knows from one peer alone: as many as a peer remembers, and as many again that it has.
 pub const JOBS_PER_PEER_MAX: usize = 2 * EMPTY_JOBS_MAX;
+
+/// Steps that a home node knows from one holder of parts of them, and takes up when another one tells of them too: twice what a node keeps
+/// of a job while nothing becomes safe.
+pub const VOUCHED_PER_PEER_MAX: usize = 16;
+
+/// A home node that has not answered for so long what is held of a committed checkpoint may not know it, and is told of it once more.
+pub const UNHEARD_OF_MS: u64 = 5_000;
 
 /// Commits of one teller of which nothing is here.
 pub const COMMITS_PER_PEER_MAX: usize = 64;

@@ -252,7 +252,10 @@ impl Context {
                 if let Some(kept) = self.parcels.kept(parcel, self.now) {
                     kept.manifest = Some(manifest.name());
                 }
-                for of in relays.keys().chain(&tellers) {
+                // In whose name a relay speaks nobody can check: one node alone could speak for two.
+                let homes = self.homes_of(&CheckpointKey::of(manifest.manifest()));
+                let homes = relays.keys().filter(|of| homes.contains(of));
+                for of in homes.chain(&tellers) {
                     self.emit(Event::CommitTold(of.clone(), manifest.clone(), durable));
                 }
                 self.hand_on(parcel, length, relays);

@@ -559,13 +559,14 @@ impl Node {
 
     fn forget_peer(&mut self, node: &NodeName) {
         self.cx.peers.remove(node);
-        self.cx.drains.peer_down(node, self.cx.now);
+        let now = self.cx.now;
+        self.cx.drains.peer_down(node, now);
         for checkpoint in self.cx.checkpoints.values_mut() {
             checkpoint.told.remove(node);
             if !planted!("noted_outlives_home") {
                 checkpoint.noted_by.remove(node);
             }
-            checkpoint.standing.forget(node);
+            checkpoint.standing.forget(node, now);
         }
         self.cx.recount_blocks_on(node);
         self.sessions.lanes_forget(node);

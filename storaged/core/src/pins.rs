@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use storaged_wire::Namespace;
 use storaged_wire::local::Keep;
 use storaged_wire::peer::{CheckpointKey, HighMark};
 use storaged_wire::pins::{Pin, PinDoubt};
-use storaged_wire::{Digest, Namespace, NodeName};
 
 use crate::api::Now;
 use crate::limits;
@@ -160,29 +160,6 @@ impl PinWord {
 /// and a pin that has been decided is later than the same one before that.
 fn age(pin: &Pin) -> impl Ord {
     (pin.changes, !pin.pinned, pin.doubt.is_none())
-}
-
-/// Manifests of pinned steps of which nodes have told that have parts of them and decide nothing of them.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Vouched(BTreeMap<HighMark, BTreeMap<NodeName, Digest>>);
-
-impl Vouched {
-    /// Whether enough nodes have told of the same manifest, with this one. One alone may say anything.
-    pub fn hears(&mut self, from: &NodeName, at: HighMark, manifest: Digest) -> bool {
-        let told = self.0.entry(at).or_default();
-        told.insert(from.clone(), manifest);
-        let same = told.values().filter(|it| **it == manifest).count();
-        let is_enough = same >= limits::WORDS_NEEDED;
-        if is_enough {
-            self.0.remove(&at);
-        }
-        is_enough
-    }
-
-    /// What is not pinned any more is of no use.
-    pub fn keep_pinned(&mut self, pins: &Pins) {
-        self.0.retain(|at, _| pins.has(*at));
-    }
 }
 
 /// The checkpoint at a place among those of its job.

@@ -111,9 +111,10 @@ impl Context {
 
     /// What it has said counts no more.
     fn forget_words_of(&mut self, node: &NodeName) {
+        let now = self.now;
         for checkpoint in self.checkpoints.values_mut() {
             checkpoint.told.remove(node);
-            checkpoint.standing.forget(node);
+            checkpoint.standing.forget(node, now);
             checkpoint.standing.let_go(node);
         }
         for table in self.namespaces.values_mut() {

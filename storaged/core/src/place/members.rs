@@ -100,7 +100,7 @@ impl Context {
         if planted!("homes_of_old_epoch") {
             return;
         }
-        let me = self.me().clone();
+        let (now, me) = (self.now, self.me().clone());
         for key in self.checkpoints.keys().cloned().collect::<Vec<_>>() {
             let homes = self.new_homes(&key);
             let Some(checkpoint) = self.checkpoints.get_mut(&key) else {
@@ -111,7 +111,7 @@ impl Context {
                 && checkpoint.homes.contains(&me)
                 && !was_home
             {
-                checkpoint.standing.begin_to_count(&me, &manifest);
+                checkpoint.standing.begin_to_count(&me, &manifest, now);
                 // Nodes that heard of this epoch sooner have said already what they hold, and will not again.
                 let heard_of = checkpoint.standing.heard_of();
                 for node in heard_of

@@ -39,6 +39,8 @@ pub(crate) struct Standing {
     held: BTreeMap<NodeName, HeldBy>,
     /// As a home node: those of the other nodes that said that they hold what the manifest names.
     pub(super) enclosing: BTreeMap<NodeName, Generation>,
+    /// Since when this node counts.
+    pub(super) counts_since: Now,
     /// As a home node: what of it is not there.
     pub(super) missing: Option<Missing>,
     /// As a home node: it has a shard that no group codes, so that it bears no loss.
@@ -52,8 +54,8 @@ pub(crate) struct Standing {
     bears: u32,
     /// What home nodes have told.
     told: BTreeMap<NodeName, u32>,
-    /// Home nodes that called it protected and are gone.
-    called_before: BTreeSet<NodeName>,
+    /// Home nodes that called it protected and are gone, and since when they are.
+    called_before: BTreeMap<NodeName, Now>,
     /// Home nodes that call it durable, and when the first did.
     durable: BTreeMap<NodeName, Now>,
     /// Since when home nodes differ.
@@ -82,6 +84,11 @@ impl Standing {
         self.is_called_protected() || !self.called_before.is_empty()
     }
 
+    /// When the last of those went that called it so.
+    pub fn words_ended_at(&self) -> Option<Now> {
+        self.called_before.values().max().copied()
+    }
+
     /// What a home node says that it bears; none if it does not call it protected.
     pub fn word_of(&self, home: &NodeName) -> Option<u32> {
         self.told.get(home).copied()
@@ -104,10 +111,16 @@ impl Standing {
         self.missing.is_some()
     }
 
-    /// As a home node that has the manifest now.
-    pub fn begin_to_count(&mut self, me: &NodeName, manifest: &ManifestBytes) {
+    /// As a home node that has the manifest now, or because home nodes differ.
+    pub fn begin_to_count(&mut self, me: &NodeName, manifest: &ManifestBytes, now: Now) {
+        self.counts_since = now;
         self.missing = Some(Missing::all_but_of(me, manifest));
         self.has_uncoded = uncoded_node(manifest).is_some();
+    }
+
+    /// Home nodes agree again, and this one is none.
+    pub fn count_no_more(&mut self) {
+        self.missing = None;
     }
 
     /// Other nodes that said what they hold.
@@ -118,12 +131,17 @@ impl Standing {
     /// A node has let the checkpoint go: what it said that it holds, it does not any more, and as a home node it counts no more what
     /// others hold.
     pub fn let_go(&mut self, node: &NodeName) {
-        self.held.remove(node);
-        self.enclosing.remove(node);
+        self.holds_nothing(node);
         if !planted!("words_outlive_steps") {
             self.told.remove(node);
             self.called_before.remove(node);
         }
+    }
+
+    /// What a node said that it holds, it does not any more.
+    pub fn holds_nothing(&mut self, node: &NodeName) {
+        self.held.remove(node);
+        self.enclosing.remove(node);
     }
 
     /// Home nodes that call it protected.
@@ -144,10 +162,10 @@ impl Standing {
     }
 
     /// A home node is gone, and what it was told and has told with it.
-    pub fn forget(&mut self, node: &NodeName) {
+    pub fn forget(&mut self, node: &NodeName, now: Now) {
         self.noted.remove(node);
         let told = self.told.remove_entry(node);
-        self.called_before.extend(told.map(|(home, _)| home));
+        self.called_before.extend(told.map(|(home, _)| (home, now)));
         self.durable.remove(node);
     }
 }
@@ -254,7 +272,7 @@ impl Context {
     /// A node says which blocks of a checkpoint it holds.
     pub(crate) fn held(&mut self, from: &NodeName, name: Digest, version: u32, blocks: Blocks) {
         let Some(key) = self.by_name.get(&name).cloned() else {
-            return;
+            return self.says_that_it_has_ended(from, name);
         };
         if !self.peers.contains_key(from) {
             return;
@@ -266,6 +284,16 @@ impl Context {
         let manifest = name;
         self.send(from, PeerMessage::HeldNoted { manifest, version });
         self.weigh(&key);
+    }
+
+    /// Answers who tells a home node what it holds of a checkpoint that has ended here: it would wait for an answer that never comes
+    /// before it lets the checkpoint go for another one.
+    fn says_that_it_has_ended(&mut self, to: &NodeName, manifest: Digest) {
+        let has_ended =
+            self.ends.given_up(manifest).is_some() || self.ends.named(manifest).is_some();
+        if has_ended && !planted!("ended_in_silence") {
+            self.answer_owed(to, manifest);
+        }
     }
 
     /// Counts what a node says that it holds.
@@ -293,14 +321,6 @@ impl Context {
         checkpoint.homes.contains(self.me()) || (doubts && checkpoint.standing.counts())
     }
 
-    /// Whether this node has counted a checkpoint, and found that it bears nothing.
-    pub(crate) fn is_found_bare(&self, checkpoint: &Checkpoint) -> bool {
-        let counted = self.count_losses(checkpoint);
-        self.counts_itself(checkpoint)
-            && self.settled()
-            && counted.is_none_or(|counted| counted.losses == 0)
-    }
-
     pub(crate) fn held_noted(&mut self, from: &NodeName, name: Digest, version: u32) {
         let Some(generation) = self.peers.get(from).map(|peer| peer.generation) else {
             return;
@@ -308,6 +328,8 @@ impl Context {
         if let Some(checkpoint) = self.checkpoint_named(name) {
             let noted = (generation, version);
             checkpoint.standing.noted.insert(from.clone(), noted);
+            // It has taken up again what it had let go, and counts what is here.
+            checkpoint.owing.retired_at.remove(from);
             let key = checkpoint.key.clone();
             self.go_on_giving_way(&key);
         }
@@ -465,7 +487,7 @@ impl Context {
     }
 
     /// Losses that this home node counts.
-    fn count_losses(&self, checkpoint: &Checkpoint) -> Option<Bears> {
+    pub(super) fn count_losses(&self, checkpoint: &Checkpoint) -> Option<Bears> {
         let manifest = checkpoint.manifest.as_ref()?;
         let of = coded(manifest.manifest())?;
         // Nodes hear of an epoch one after the other: a rank may have sealed on one that has no place in the epoch of the description.

@@ -76,17 +76,16 @@ impl Context {
             && self.is_believed(from)
             && self.not_copied(key).contains(from)
             && !planted!("owners_say_nothing");
+        let now = self.now;
         let is_due = |c: &Checkpoint| self.is_due(c) && c.standing.counts();
         let is_due = self.checkpoints.get(key).is_some_and(is_due);
         let checkpoint = self.checkpoints.get_mut(key);
         let Some(checkpoint) = checkpoint.filter(|_| is_waited_for && is_due) else {
             return;
         };
-        // Looked into before, it may not have been there yet.
-        if checkpoint.owing.said_durable_by.insert(from.clone()) {
-            checkpoint.owing.is_not_in_tier = false;
-        }
-        if let Some(manifest) = checkpoint.name() {
+        checkpoint.owing.is_said_durable(from, now);
+        let is_answered = checkpoint.owing.will_not_be_copied_by(from);
+        if let Some(manifest) = checkpoint.name().filter(|_| !is_answered) {
             self.ask_tier(key, manifest);
         }
     }
@@ -200,8 +199,6 @@ impl Context {
         if asked.any(is_asked) {
             return;
         }
-        self.tier_questions
-            .retain(|_, it| now.since(it.asked_at) < limits::DURABLE_LIST_MAX_MS);
         let query = QueryId(self.fresh());
         let question = TierQuestion {
             manifest,
@@ -237,7 +234,7 @@ impl Context {
         } else {
             let manifest = question.manifest;
             if let Some(checkpoint) = self.checkpoint_named(manifest).filter(|_| outcome.is_ok()) {
-                checkpoint.owing.is_not_in_tier = true;
+                checkpoint.owing.is_missed_in_tier(question.asked_at);
             }
             // Asked again, and not at once: a listing may lag behind.
             self.tier_questions.insert(query, question);
@@ -253,6 +250,9 @@ impl Context {
 
     /// Where home nodes differ for long, or one of them is silent, this node counts for itself.
     pub(crate) fn advance_doubts(&mut self) {
+        let now = self.now;
+        self.tier_questions
+            .retain(|_, it| now.since(it.asked_at) < limits::DURABLE_LIST_MAX_MS);
         for key in self.checkpoints.keys().cloned().collect::<Vec<_>>() {
             self.judge_words(&key);
             self.advance_doubt(&key);
@@ -266,7 +266,10 @@ impl Context {
             return;
         };
         if !is_open {
-            checkpoint.standing.doubted_since = None;
+            // What was said is old when they differ once more.
+            if checkpoint.standing.doubted_since.take().is_some() {
+                checkpoint.standing.count_no_more();
+            }
             return;
         }
         let since = *checkpoint.standing.doubted_since.get_or_insert(now);
@@ -277,7 +280,7 @@ impl Context {
             return;
         }
         if !checkpoint.standing.counts() {
-            checkpoint.standing.begin_to_count(&me, &manifest);
+            checkpoint.standing.begin_to_count(&me, &manifest, now);
             for node in checkpoint.standing.heard_of() {
                 self.recount(key, &node);
             }
@@ -304,6 +307,28 @@ impl Context {
         let first = said.next();
         let is_claimed = checkpoint.standing.is_called_protected();
         is_claimed && said.any(|other| Some(other) != first)
+    }
+
+    /// Whether this node has counted a checkpoint, and found that it bears nothing.
+    pub(crate) fn is_found_bare(&self, checkpoint: &Checkpoint) -> bool {
+        let counted = self.count_losses(checkpoint);
+        self.counts_itself(checkpoint)
+            && self.settled()
+            && (self.has_heard_of_blocks(checkpoint) || planted!("what_is_not_heard_is_not_there"))
+            && counted.is_none_or(|counted| counted.losses == 0)
+    }
+
+    /// Whether what nodes hold of a checkpoint had the time to be said since this node counts. Before that it finds nothing of what is all
+    /// there, and would let go its part of it. Home nodes hear it from all; others ask, and hear what some have said before.
+    fn has_heard_of_blocks(&self, checkpoint: &Checkpoint) -> bool {
+        let standing = &checkpoint.standing;
+        let has_said = |node: &NodeName| self.counts_blocks_of(checkpoint, node);
+        let others = checkpoint.manifest.iter();
+        let mut others = others.flat_map(|manifest| self.stakeholders(manifest));
+        let is_home = checkpoint.homes.contains(self.me());
+        self.now.since(standing.counts_since) >= limits::DOUBT_MS
+            || is_home
+                && others.all(|node| node == *self.me() || !self.is_up(&node) || has_said(&node))
     }
 
     /// A node that was asked because home nodes differ says what it holds.

@@ -51,6 +51,7 @@ impl Restores {
         if let Some(known) = cx.manifest_named(wish.manifest) {
             cx.check_readable(id, &known)?;
             check_ranges(&known, wish.rank, &wish.ranges)?;
+            cx.note_opening(&wish, &known);
             if cx.open_own(id, &wish) {
                 return Ok(());
             }
@@ -104,6 +105,7 @@ impl Restores {
         if cx.manifest_named(wish.manifest).is_none() && !survey.is_unknown(wish.manifest) {
             cx.adopt_surveyed(&manifest, &survey);
         }
+        cx.note_opening(&wish, &manifest);
         if cx.will_be_repaired(&wish, &survey, &manifest) {
             self.await_repair(id, wish, cx);
             return Ok(());

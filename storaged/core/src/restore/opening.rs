@@ -7,7 +7,7 @@ use std::sync::Arc;
 use storaged_codec::Fingerprint;
 use storaged_plan::LaneBlocks;
 use storaged_wire::local::{ByteRange, Rung};
-use storaged_wire::peer::SessionKind;
+use storaged_wire::peer::{CheckpointKey, SessionKind};
 use storaged_wire::shape::RepairShape;
 use storaged_wire::{ChunkSize, Digest, ManifestBytes, NodeName, Rank, Refusal, RefusalCode};
 
@@ -68,6 +68,15 @@ impl OpenRequest {
     /// Whether it only tries out what the loss of nodes would do: it may take nothing from the durable tier, and no room from others.
     pub fn is_drill(&self) -> bool {
         !self.withheld.is_empty()
+    }
+}
+
+impl Context {
+    /// Ranks that restart open what they go on from. Whoever tries out a loss does not.
+    pub(super) fn note_opening(&mut self, wish: &OpenRequest, manifest: &ManifestBytes) {
+        if !wish.is_drill() {
+            self.note_opened(&CheckpointKey::of(manifest.manifest()));
+        }
     }
 }
 

@@ -330,7 +330,7 @@ impl Context {
         checkpoint.manifest = Some(manifest.clone());
         checkpoint.committed_at = Some(now);
         if checkpoint.homes.contains(&me) {
-            checkpoint.standing.begin_to_count(&me, &manifest);
+            checkpoint.standing.begin_to_count(&me, &manifest, now);
         }
         checkpoint.durable_wish = wish;
         // What it was made of is in it.
@@ -456,8 +456,8 @@ impl Context {
             if let Some(checkpoint) = self.checkpoints.get_mut(&key) {
                 checkpoint.told_by = Some(from.clone());
             }
-            // Nobody pins what is not protected. Were it coded anew, a lost shard would be waited for.
-            if !is_homes_word {
+            // Were it coded anew, a lost shard would be waited for.
+            if !is_homes_word && self.was_protected(&key) {
                 self.reach(&key, CheckpointState::Protected);
             }
         }

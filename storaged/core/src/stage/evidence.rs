@@ -30,28 +30,47 @@ impl Context {
             && self.commits_of(from) < limits::COMMITS_PER_PEER_MAX
     }
 
-    /// Whether nodes that have parts of a pinned step tell this home node of it, and so many that one of them is sound. If all home nodes have
-    /// lost their memory at once, nobody else does, and nobody would heal it.
+    /// Whether nodes that have parts of a step tell this home node of it, and so many that one of them is sound. If all home nodes have
+    /// lost their memory, or not heard of it before they were cut off, nobody else does: nobody would code or heal it, and it would hold
+    /// its slots.
     pub(super) fn is_vouched_for(
         &mut self,
         from: &NodeName,
         key: &CheckpointKey,
         manifest: &ManifestBytes,
     ) -> bool {
-        let is_its_to_say = self.is_pinned(key)
-            && self.homes_of(key).contains(self.me())
+        let is_its_to_say = self.homes_of(key).contains(self.me())
             && manifest.nodes().contains_key(from)
             && key.run.number() <= limits::RUN_NUMBER_MAX
             && self.has_these_shards(key, manifest)
             && self.commits_of(from) < limits::COMMITS_PER_PEER_MAX;
-        if !is_its_to_say || planted!("pins_not_vouched_for") {
+        let is_ignored = if self.is_pinned(key) {
+            planted!("pins_not_vouched_for")
+        } else {
+            planted!("orphans_not_vouched_for")
+        };
+        if !is_its_to_say || is_ignored {
             return false;
         }
         let Some(table) = self.namespaces.get_mut(&key.namespace) else {
             return false;
         };
-        table.vouched.keep_pinned(&table.pins);
-        table.vouched.hears(from, key.mark(), manifest.name())
+        // Also where one node alone holds parts of it and is no home node: it could have made up all of it.
+        let same = table.vouched.hears(from, key.mark(), manifest.name());
+        let is_enough = same >= limits::WORDS_NEEDED;
+        if is_enough {
+            table.vouched.forget(key.mark());
+        }
+        is_enough
+    }
+
+    /// Whether a step that a home node takes up from those who have parts of it has been protected. Nobody pins what is not; of the others
+    /// the newest that was is known, and what is kept beside it.
+    pub(super) fn was_protected(&self, key: &CheckpointKey) -> bool {
+        let table = self.namespaces.get(&key.namespace);
+        let mark = table.and_then(|table| table.mark);
+        let is_marked = |mark| key.mark() == mark || key.mark() < mark && self.setup.keep_steps > 1;
+        self.is_pinned(key) || mark.is_some_and(is_marked)
     }
 
     /// Names a node that itself tells of a commit which nobody can have made.

@@ -9,7 +9,8 @@
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{CheckpointState, NodeName};
 
-use crate::catalog::{Checkpoint, GivingWay, GivingWayFor, Told};
+use crate::api::Now;
+use crate::catalog::{Checkpoint, GivingWay, GivingWayFor, Told, Waiter, WaiterWish};
 use crate::context::Context;
 use crate::event::Event;
 use crate::limits;
@@ -99,7 +100,31 @@ impl Context {
         let counts =
             |home: &&NodeName| *home != self.me() && !self.is_gone(home) && !has_let_go(home);
         let mut homes = checkpoint.homes.iter().filter(counts);
-        homes.all(|home| self.knows_what_is_held(checkpoint, home))
+        // One that knows it, and calls the step protected all the same, counts what this node has not heard of.
+        let knows = |home: &NodeName| {
+            let calls_it_safe = checkpoint.standing.told_by(home) > 0;
+            self.knows_what_is_held(checkpoint, home) && !calls_it_safe
+        };
+        homes.all(knows)
+    }
+
+    /// Until when a trainer that would be refused waits for a step that makes way for it: were it refused before, the step would stay after
+    /// all, and the next one that asks would begin anew.
+    pub(super) fn room_comes_by(&self, waiter: &Waiter) -> Option<Now> {
+        let WaiterWish::Slot { until, .. } = waiter.wish else {
+            return None;
+        };
+        let (attached, _, rank, _) = self.trainer(waiter.id).ok()?;
+        let its = self
+            .checkpoints
+            .values()
+            .filter(|c| c.key.namespace == attached.namespace && c.shards.contains_key(&rank));
+        let since = its.filter_map(|c| Some(c.giving_way.as_ref()?.since));
+        let by = since
+            .max()?
+            .plus(limits::GIVING_WAY_HEARD_MS + limits::REPEAT_MS);
+        let is_awaited = by.min(until) > self.now && !planted!("room_to_come_is_refused");
+        is_awaited.then(|| by.min(until))
     }
 
     /// As a home node: whether a node says that it holds nothing of a step because it has not heard yet that it is protected. It is told
@@ -120,5 +145,60 @@ impl Context {
                 && !c.told.get(from).is_some_and(has_heard)
                 && self.counts_blocks_of(c, from)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use storaged_codec::digest;
+    use storaged_wire::peer::UnowedCause;
+    use storaged_wire::{EnclosuresHeld, ManifestBytes};
+
+    use super::*;
+    use crate::testkit::{committed, hear, hear_from_all, last_of, manifest, sent};
+    use storaged_wire::peer::PeerMessage;
+
+    fn sealed(step: u64) -> ManifestBytes {
+        let manifest = manifest(step, &["a", "b"], &["c", "d"], 5, digest(b"any"));
+        manifest.seal().expect("a sound manifest")
+    }
+
+    /// Who makes way waits for its home nodes: one that has let the step go as well has nothing to note.
+    #[test]
+    fn a_home_node_says_that_it_has_let_go_what_it_is_told_of() {
+        let at = limits::JOIN_GRACE_MS + 10_000;
+        let mut node = last_of(&["a", "b", "c", "d", "e"], 2, 2);
+        for step in 1..9 {
+            hear_from_all(&mut node, at, &committed(&sealed(step)));
+        }
+        let me = node.context().me().clone();
+        let is_home = |step: &u64| {
+            let key = CheckpointKey::of(sealed(*step).manifest());
+            node.context().homes_of(&key).contains(&me)
+        };
+        let step = (1..8).find(is_home).expect("it is a home of some step");
+        let manifest = sealed(step);
+        let key = CheckpointKey::of(manifest.manifest());
+        let reason = "a newer step needs its slot".into();
+        hear(
+            &mut node,
+            at + 1,
+            "a",
+            PeerMessage::Superseded { key, reason },
+        );
+        let held = PeerMessage::Held {
+            manifest: manifest.name(),
+            version: 2,
+            shards: Vec::new(),
+            parity: Vec::new(),
+            enclosures: EnclosuresHeld::All,
+        };
+        let said = sent(hear(&mut node, at + 2, "b", held));
+        let has_let_go = said.iter().any(|message| {
+            let cause = UnowedCause::Retired;
+            let manifest = manifest.name();
+            *message == PeerMessage::Unowed { manifest, cause }
+        });
+        assert!(has_let_go, "{said:?}");
     }
 }

@@ -10,6 +10,7 @@ mod hear;
 mod identify;
 mod kept_steps;
 mod late_word;
+mod left_behind;
 mod lifetime;
 mod manifest_key;
 mod notify;
@@ -564,7 +565,12 @@ impl Context {
         if planted!("waiters_wait_for_ever") {
             return;
         }
-        for waiter in self.waiters.take_late(self.now) {
+        for mut waiter in self.waiters.take_late(self.now) {
+            if let Some(deadline) = self.room_comes_by(&waiter) {
+                waiter.deadline = deadline;
+                self.waiters.push(waiter);
+                continue;
+            }
             let refusal = self.late_refusal(&waiter);
             self.reply(waiter.id, Reply::Refused(refusal));
         }

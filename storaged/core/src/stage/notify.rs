@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use storaged_wire::peer::{CheckpointKey, PeerMessage, Relay};
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName};
 
+use crate::api::Now;
 use crate::catalog::Told;
 use crate::context::Context;
 use crate::limits;
@@ -118,6 +119,8 @@ impl Context {
         for (key, manifest) in self.committed() {
             if self.homes_of(&key).contains(&me) {
                 self.tell_unaware(&key, &manifest);
+            } else {
+                self.tell_homes_again(&key);
             }
             self.report_held(&key);
             self.report_owed(&key);
@@ -135,6 +138,38 @@ impl Context {
         unaware.retain(|node| node != self.me() && !knows(node));
         for node in unaware {
             self.tell(key, &node);
+        }
+    }
+
+    /// As a node with parts of a checkpoint: home nodes tell of it, unless they have all lost their memory or were cut off when it was
+    /// committed. What none of them knows nobody codes or gives up.
+    fn tell_homes_again(&mut self, key: &CheckpointKey) {
+        let now = self.now;
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return;
+        };
+        let is_old = |since: Now| now.since(since) >= limits::UNHEARD_OF_MS;
+        let last = checkpoint.told_homes_at.or(checkpoint.committed_at);
+        if !checkpoint.has_blocks() || checkpoint.giving_way.is_some() || !last.is_some_and(is_old)
+        {
+            return;
+        }
+        let is_silent = |home: &&NodeName| {
+            let link = self.peers.get(home);
+            link.is_some_and(|link| is_old(link.since))
+                && !self.knows_what_is_held(checkpoint, home)
+                && !checkpoint.owing.retired_at.contains(home)
+        };
+        let silent: Vec<NodeName> = checkpoint.homes.iter().filter(is_silent).cloned().collect();
+        if silent.is_empty() || planted!("homes_told_once") {
+            return;
+        }
+        if let Some(checkpoint) = self.checkpoints.get_mut(key) {
+            checkpoint.told_homes_at = Some(now);
+            checkpoint.told.retain(|node, _| !silent.contains(node));
+        }
+        for home in silent {
+            self.tell(key, &home);
         }
     }
 

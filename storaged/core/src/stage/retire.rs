@@ -110,6 +110,7 @@ impl Context {
             .into_iter()
             .partition(|(_, shard)| !shard.readers.is_empty());
         checkpoint.shards = read;
+        let manifest = checkpoint.manifest.clone();
         // Its record names slots that somebody else is given now.
         self.keeping.touch(key);
         if !unread.is_empty() {
@@ -119,7 +120,12 @@ impl Context {
                 .checkpoints
                 .get(key)
                 .is_some_and(|c| self.wants_durable(c));
-            if is_wanted && !planted!("what_is_read_is_copied") {
+            // What is in the tier, or is to be copied from elsewhere, is not missed.
+            let is_to_copy = |(rank, shard): (&Rank, &LocalShard)| {
+                let entry = manifest.as_ref().and_then(|it| it.manifest().shard(*rank));
+                entry.is_some_and(|it| it.node == *self.me()) && shard.upload != Upload::Done
+            };
+            if is_wanted && unread.iter().any(is_to_copy) && !planted!("what_is_read_is_copied") {
                 self.note_given_up(
                     key,
                     "a newer step was safe first, and it stays for its readers",
@@ -308,6 +314,11 @@ impl Context {
         if !is_committed {
             self.abandon_as_told(key, cut(reason));
         } else {
+            // It has let go what it said that it holds: counted until it says so itself, that could make the step protected once more.
+            if let Some(checkpoint) = self.checkpoints.get_mut(key) {
+                checkpoint.standing.holds_nothing(from);
+            }
+            self.recount(key, from);
             let whom = GivingWayFor::Peers([from.clone()].into());
             self.give_way(key, cut(reason), whom);
         }

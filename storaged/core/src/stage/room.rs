@@ -206,16 +206,7 @@ impl Context {
         if self.waits_for_the_gone(checkpoint, waited_ms) {
             return None;
         }
-        // Whoever sees few others is more likely to be away itself, and does not know what was protected since.
-        let patience = if self.peers.len() + 1 >= self.majority() {
-            0
-        } else {
-            limits::GONE_WORDS_MS
-        };
-        if (waited_ms >= patience || planted!("cut_off_nodes_hurry"))
-            && self.was_left_behind(checkpoint)
-            && !planted!("left_behind_kept")
-        {
+        if self.is_left_for_good(checkpoint, waited_ms) && !planted!("left_behind_kept") {
             return Some(Yield::Checkpoint);
         }
         let newer = self.newest_instead_of(checkpoint)?;
@@ -254,6 +245,9 @@ impl Context {
     fn waits_for_the_gone(&self, checkpoint: &Checkpoint, waited_ms: u64) -> bool {
         let key = &checkpoint.key;
         let is_for_good = planted!("words_of_the_gone_keep_all");
+        // Whoever has waited for something else before has not waited for these.
+        let ended = checkpoint.standing.words_ended_at();
+        let waited_ms = ended.map_or(waited_ms, |at| waited_ms.min(self.now.since(at)));
         let may_wait = (waited_ms < limits::GONE_WORDS_MS || is_for_good)
             && self.setup.slots_per_rank > 2
             && checkpoint.standing.was_called_protected()
@@ -300,26 +294,6 @@ impl Context {
         };
         (unprotected && (self.is_of_older_run(checkpoint) || is_uncoded()))
             || !self.gone_nodes(manifest).is_empty()
-    }
-
-    /// Whether the run that waits for the slot has restarted without this step: an older run committed it, and a node with a shard
-    /// that is nowhere else is gone. Were that node lost for good, such steps would hold all slots, and no newer step would be
-    /// saved that could take their place.
-    fn was_left_behind(&self, checkpoint: &Checkpoint) -> bool {
-        let Some(manifest) = &checkpoint.manifest else {
-            return false;
-        };
-        let mut shards = manifest.manifest().shards.iter();
-        checkpoint.state < CheckpointState::Protected
-            && self.is_of_older_run(checkpoint)
-            && self.settled()
-            && shards.any(|shard| self.is_gone(&shard.node))
-            && self.bears(checkpoint).is_none_or(|bears| bears.losses == 0)
-    }
-
-    pub(super) fn is_of_older_run(&self, checkpoint: &Checkpoint) -> bool {
-        let table = self.namespaces.get(&checkpoint.key.namespace);
-        table.is_some_and(|table| checkpoint.key.run < table.fence)
     }
 
     /// Whether a rank here that has sealed it has sealed a newer step since, so that it waits for ranks that skipped it or
@@ -376,9 +350,14 @@ impl Context {
     }
 
     /// Since when a connection has waited, for a new wish of it.
-    pub(super) fn slot_wish(&self, bytes: u64) -> WaiterWish {
+    pub(super) fn slot_wish(&self, bytes: u64, timeout_ms: u32) -> WaiterWish {
         let since: Now = self.now;
-        WaiterWish::Slot { bytes, since }
+        let until = since.plus(u64::from(timeout_ms));
+        WaiterWish::Slot {
+            bytes,
+            since,
+            until,
+        }
     }
 
     /// Whether what the rank has here is all being filled over this connection.
@@ -466,6 +445,14 @@ mod tests {
         cx.waits_for_the_gone(checkpoint, waited_ms)
     }
 
+    /// Those that called it protected have just gone.
+    fn assert_saves_go_on(node: &mut Node, manifest: Digest) {
+        let long = 2 * limits::GONE_WORDS_MS;
+        assert!(stays(node, manifest, long), "waited for something else");
+        node.context_mut().now = Now(4 + limits::GONE_WORDS_MS);
+        assert!(!stays(node, manifest, long), "saves go on");
+    }
+
     /// What it counts while two are away, one of which calls the step protected, it may have to count again.
     #[test]
     fn a_home_node_that_counts_too_little_while_others_are_gone_waits_for_them() {
@@ -480,10 +467,7 @@ mod tests {
                 node.handle(Now(3), Input::PeerDown { node: name(gone) });
             }
             assert!(stays(&node, manifest, 4_000), "they may come back");
-            assert!(
-                !stays(&node, manifest, limits::GONE_WORDS_MS),
-                "saves go on"
-            );
+            assert_saves_go_on(&mut node, manifest);
             tried += 1;
         }
         assert!(tried > 0, "it is a home node of some step with a");
@@ -531,10 +515,7 @@ mod tests {
             };
             node.handle(Now(4), back);
             assert!(stays(&node, manifest, 4_000), "others hold what it counted");
-            assert!(
-                !stays(&node, manifest, limits::GONE_WORDS_MS),
-                "saves go on"
-            );
+            assert_saves_go_on(&mut node, manifest);
             tried += 1;
         }
         assert!(tried > 0, "a is a home node of some step");

@@ -57,7 +57,7 @@ impl Context {
             // A job that has ended gives way, but that its trainers are gone is heard from all nodes only within a second.
             Grant::NoRoom(_) => u64::from(timeout_ms).min(limits::BUDGET_WAIT_MS),
         };
-        let wish = self.slot_wish(bytes);
+        let wish = self.slot_wish(bytes, timeout_ms);
         self.add_waiter(id, patience, wish)
     }
 
@@ -305,7 +305,7 @@ impl Context {
     pub(crate) fn serve_slot_waiters(&mut self) {
         // Those who wait for a step stay where they are found: it may give way to one of these.
         for mut waiter in self.waiters.take_for_slots() {
-            let WaiterWish::Slot { bytes, since } = waiter.wish else {
+            let WaiterWish::Slot { bytes, since, .. } = waiter.wish else {
                 continue;
             };
             let outcome = self.trainer(waiter.id).map(|(attached, _, rank, _)| {

@@ -126,7 +126,7 @@ mod tests {
 
     fn waiter(conn: u64, deadline: u64, step: Option<u64>) -> Waiter {
         let conn = ConnId(conn);
-        let since = Now(0);
+        let (since, until) = (Now(0), Now(deadline));
         Waiter {
             id: RequestId { conn, index: 0 },
             deadline: Now(deadline),
@@ -135,7 +135,11 @@ mod tests {
                     key: key(step),
                     state: CheckpointState::Protected,
                 },
-                None => WaiterWish::Slot { bytes: 1, since },
+                None => WaiterWish::Slot {
+                    bytes: 1,
+                    since,
+                    until,
+                },
             },
         }
     }

@@ -85,7 +85,7 @@ impl Context {
     }
 
     /// Of a checkpoint that this home node does not have any more.
-    fn answer_owed(&mut self, from: &NodeName, manifest: Digest) {
+    pub(crate) fn answer_owed(&mut self, from: &NodeName, manifest: Digest) {
         if planted!("retired_before_told") {
             return;
         }
@@ -113,7 +113,7 @@ impl Context {
         let Some(key) = self.by_name.get(&name).cloned() else {
             return;
         };
-        let is_wanted_again = self.is_pinned(&key);
+        let (now, is_wanted_again) = (self.now, self.is_pinned(&key));
         let Some(checkpoint) = self.checkpoints.get_mut(&key) else {
             return;
         };
@@ -124,7 +124,7 @@ impl Context {
                 checkpoint.standing.let_go(from);
                 if is_wanted_again {
                     // What it was told of it, it has forgotten.
-                    checkpoint.standing.forget(from);
+                    checkpoint.standing.forget(from, now);
                 }
                 // If it let go what is still wanted of it, it is told of it again, and says then what it has.
                 checkpoint.told.remove(from);
@@ -134,6 +134,7 @@ impl Context {
                 }
                 self.give_up_stuck_uploads();
                 self.forget_what_no_home_has(&key);
+                self.go_on_giving_way(&key);
             }
         }
         self.retire_older(&key.namespace);
@@ -358,6 +359,14 @@ mod tests {
         found.next()
     }
 
+    /// Whether a home node waits for the first shard of a step.
+    fn is_awaited(node: &Node, key: &CheckpointKey) -> bool {
+        let checkpoint = &node.context().checkpoints[key];
+        let manifest = checkpoint.manifest.as_ref().expect("it committed");
+        let shard = &manifest.manifest().shards[0];
+        !node.context().cannot_come(checkpoint, shard)
+    }
+
     /// All home nodes that have seen to it may have lost their memory since.
     #[test]
     fn an_owner_that_takes_a_step_for_durable_has_its_home_node_look_in_the_tier() {
@@ -369,21 +378,30 @@ mod tests {
             let query = looks_in_tier(&outputs).expect("it looks in the tier");
             let again = hear(&mut node, 2_001, "a", PeerMessage::Durable { manifest });
             assert_eq!(looks_in_tier(&again), None, "not as often as it is said");
-            let listing = DurableListing {
-                manifests: if is_there { vec![sealed] } else { Vec::new() },
+            let manifests = if is_there {
+                vec![sealed.clone()]
+            } else {
+                Vec::new()
+            };
+            let listed = || DurableListing {
+                manifests: manifests.clone(),
                 ..DurableListing::default()
             };
-            let outcome = Ok(listing);
+            let outcome = Ok(listed());
             node.handle(Now(2_010), Input::DurableListed { query, outcome });
+            if !is_there {
+                assert!(is_awaited(&node, &key), "one listing may lag behind");
+                let at = 2_000 + crate::limits::LISTINGS_LAG_MS;
+                let again = hear(&mut node, at, "a", PeerMessage::Durable { manifest });
+                let query = looks_in_tier(&again).expect("it looks once more");
+                let outcome = Ok(listed());
+                node.handle(Now(at + 10), Input::DurableListed { query, outcome });
+                let again = hear(&mut node, 2 * at, "a", PeerMessage::Durable { manifest });
+                assert_eq!(looks_in_tier(&again), None, "it knows the answer");
+            }
             let checkpoint = &node.context().checkpoints[&key];
-            let shard = &checkpoint
-                .manifest
-                .as_ref()
-                .expect("it committed")
-                .manifest()
-                .shards[0];
             assert_eq!(checkpoint.state == CheckpointState::Durable, is_there);
-            let is_awaited = !node.context().cannot_come(checkpoint, shard);
+            let is_awaited = is_awaited(&node, &key);
             assert_eq!(is_awaited, is_there, "what is not there will not be copied");
         }
     }

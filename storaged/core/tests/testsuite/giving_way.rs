@@ -1,10 +1,11 @@
 //! Committed steps that go for newer ones while nodes are away that would code them.
 
-use storaged_wire::local::DurableWish;
+use storaged_wire::local::{DurableWish, Reply};
 
-use crate::cluster::{CHUNK, Cluster};
+use crate::cluster::{CHUNK, Cluster, Room};
 use crate::testkit::acquire_slot;
 
+const SLOT: u64 = 2 << 20;
 const STRIPES: u64 = 10;
 /// What a trainer waits before anything goes for it, and a tick.
 const ASKED_MS: u64 = 2_200;
@@ -13,7 +14,11 @@ const AT_LAST_MS: u64 = 4_000;
 
 /// Both coding nodes are gone, and the steps after `first` fill the slots of node 0, none of them protected.
 fn with_full_slots(first: u64) -> Cluster {
-    let mut cluster = Cluster::start(2, 2, STRIPES);
+    with_full_slots_in(first, Room::default())
+}
+
+fn with_full_slots_in(first: u64, room: Room) -> Cluster {
+    let mut cluster = Cluster::start_with(2, 2, STRIPES, None, room);
     cluster.goes_back_to(first - 1);
     cluster.save_and_wait(DurableWish::Never);
     cluster.kill(2);
@@ -47,6 +52,30 @@ fn a_step_goes_for_a_newer_one_when_home_nodes_do_not_count_it_any_more() {
         waited += u32::from(holds(&cluster, first + 1));
         cluster.run_for(AT_LAST_MS);
         assert!(!holds(&cluster, first + 1), "saves go on: {first}");
+    }
+    assert!(waited > 0, "node 1 is a home node of some step");
+}
+
+/// A budget that is full is waited for shortly, and what makes way takes longer: refused before, the next trainer would wait as long in vain.
+#[test]
+fn a_save_that_something_makes_way_for_is_not_refused_before() {
+    let mut waited = 0;
+    for first in 1..6 {
+        let room = Room {
+            budgets: [(0, 3 * SLOT)].into(),
+            slots_beside: 4,
+            ..Room::default()
+        };
+        let mut cluster = with_full_slots_in(first, room);
+        cluster.scene.unheard.insert(0);
+        let began = cluster.now;
+        let trainer = cluster.trainer(0);
+        let reply = cluster.ask(0, trainer, acquire_slot(STRIPES * CHUNK, 20_000));
+        assert!(
+            matches!(reply, Reply::SlotGranted { .. }),
+            "{first}: {reply:?}"
+        );
+        waited += u32::from(cluster.now - began > 3_000);
     }
     assert!(waited > 0, "node 1 is a home node of some step");
 }

@@ -4,7 +4,7 @@
 mod decided;
 
 use crate::cluster::{self, Cluster, Room};
-use crate::testkit::{self, TOKEN, name, namespace};
+use crate::testkit::{TOKEN, name, namespace};
 use storaged_core::Input;
 use storaged_wire::local::{DurableWish, Keep, Reply, Request, Role};
 use storaged_wire::peer::PeerMessage;
@@ -233,28 +233,13 @@ fn what_is_to_come_back_of_one_job_is_no_room_for_pins_of_another() {
     }
 }
 
-/// The home nodes of a step, and how many of its blocks they hold.
-fn homes_of(cluster: &Cluster, step: u64) -> (Vec<usize>, usize) {
-    let shown = |node: usize| {
-        let process = cluster.processes[node].as_ref().expect("it is up");
-        let mut shown = process.node.shown().into_iter();
-        shown.find(|it| it.key.step == Step::new(step))
-    };
-    let known = (0..cluster.processes.len()).find_map(shown);
-    let homes = known.expect("some node knows it").homes;
-    let homes: Vec<usize> = homes.iter().map(testkit::index).collect();
-    let holding = homes.iter().filter_map(|home| shown(*home));
-    let blocks = holding.map(|it| it.shards.len() + it.parity.len());
-    (homes.clone(), blocks.sum())
-}
-
 /// Pins a step, loses the memory of all its home nodes at once, and says whether that can be borne and one of them had a shard.
 fn loses_all_homes(step: u64) -> Option<bool> {
     let mut cluster = Cluster::start_of(9, 4, 2, 10);
     for _ in 0..step {
         cluster.save_on_all(6, DurableWish::Never);
     }
-    let (homes, blocks) = homes_of(&cluster, step);
+    let (homes, blocks) = cluster.homes_of(step);
     if blocks > 2 {
         return None;
     }

@@ -320,3 +320,28 @@ fn home_nodes_that_differ_are_checked_by_asking_all_what_they_hold() {
         assert!(asked, "{holder} was not asked");
     }
 }
+
+/// It has asked, and nobody has answered: what it has not heard of may all be there.
+#[test]
+fn who_counts_because_home_nodes_differ_lets_go_nothing_before_they_had_the_time_to_answer() {
+    let mut node = last_of(&MEMBERS, 2, 2);
+    let (sealed, homes, _) = step(&node);
+    let key = CheckpointKey::of(sealed.manifest());
+    let began = limits::JOIN_GRACE_MS + 10_000;
+    hear(&mut node, began, &homes[0], committed(&sealed));
+    hear(&mut node, began, &homes[0], protected(&sealed, 2));
+    let is_called_safe = |node: &Node| {
+        let cx = node.context();
+        cx.is_called_safe(&cx.checkpoints[&key])
+    };
+    let counts = |node: &Node| node.context().checkpoints[&key].standing.counts();
+    let mut ticks = (1..20).map(|half_seconds| began + 500 * half_seconds);
+    let asked_at = ticks.find(|at| {
+        node.handle(Now(*at), crate::api::Input::Tick);
+        counts(&node)
+    });
+    let asked_at = asked_at.expect("it counts for itself");
+    assert!(is_called_safe(&node), "it has just asked");
+    node.context_mut().now = Now(asked_at + limits::DOUBT_MS);
+    assert!(!is_called_safe(&node), "all had the time to answer");
+}

@@ -51,6 +51,10 @@ pub struct Asked {
     pub floor: Option<CheckpointKey>,
     /// Nobody who could be asked then knew of that.
     pub floor_is_out_of_reach: bool,
+    /// Since when somebody can be asked who does.
+    pub in_reach_since: Option<u64>,
+    /// A majority could be asked.
+    pub reaches_majority: bool,
     /// The newest that was in the durable tier then.
     pub durable: Option<CheckpointKey>,
 }
@@ -120,6 +124,7 @@ impl World {
         let durable = self.known_durable(job);
         let out_of_reach = floor.as_ref();
         let out_of_reach = out_of_reach.is_some_and(|it| self.is_out_of_reach(pid.node, it));
+        let reaches_majority = self.reaches_majority(pid.node);
         let asked = Asked {
             job,
             incarnation,
@@ -129,6 +134,8 @@ impl World {
             what,
             floor,
             floor_is_out_of_reach: out_of_reach,
+            in_reach_since: None,
+            reaches_majority,
             durable,
         };
         self.month().jobs.asked.insert(id, asked);

@@ -132,10 +132,14 @@ impl World {
         in_ram.max(self.tier.newest(namespace).cloned())
     }
 
+    fn nodes_up(&self) -> Vec<usize> {
+        let all = 0..self.processes.len();
+        all.filter(|node| self.is_up(*node)).collect()
+    }
+
     /// Whether a step bears every set of so many losses: in the RAM of the machines that have a place.
     pub(super) fn bears_losses(&mut self, key: &CheckpointKey, losses: usize) -> bool {
-        let mut up: Vec<usize> = (0..self.processes.len()).collect();
-        up.retain(|node| self.is_up(*node));
+        let up = self.nodes_up();
         let held = self.held(&key.namespace);
         let Some((name, all)) = held.into_iter().find(|(_, all)| all[0].1.key == *key) else {
             return false;
@@ -168,9 +172,7 @@ impl World {
     /// What is shown as protected bears every set of as many losses as is said, at this instant.
     pub(super) fn protected_bears_m_losses(&mut self, namespace: &Namespace) {
         let (now, m) = (self.now, self.scene.limits.m);
-        let nodes = self.processes.len();
-        let mut up: Vec<usize> = (0..nodes).collect();
-        up.retain(|node| self.is_up(*node));
+        let (up, nodes) = (self.nodes_up(), self.processes.len());
         let held = self.held(namespace);
         let Some((key, name)) = newest_protected(&held) else {
             return;
@@ -203,7 +205,7 @@ impl World {
         let floor = promises.floors.get(namespace);
         let is_newer = floor.is_none_or(|floor| floor.key < key);
         // An older one would hide that the newer is gone, unless it may be.
-        let may_fall = floor.is_none_or(|floor| floor.key <= key || floor.lost.len() > floor.bears);
+        let may_fall = floor.is_none_or(|floor| floor.key <= key || floor.bears_no_more());
         let borne = if fully && may_fall {
             Some((m, BTreeSet::new()))
         } else {
@@ -214,6 +216,7 @@ impl World {
                 key: key.clone(),
                 bears,
                 lost,
+                cut_off: BTreeSet::new(),
                 is_without_home: false,
             };
             promises.floors.insert(namespace.clone(), floor);
@@ -297,14 +300,18 @@ impl World {
             .map(|(machine, _)| *machine)
             .collect();
         for namespace in self.namespaces() {
-            let floor = self.month().promises.floors.get(&namespace);
-            let Some(key) = floor.map(|floor| floor.key.clone()) else {
+            let Some(mut floor) = self.month().promises.floors.get(&namespace).cloned() else {
                 continue;
             };
-            let unheard_of = self.unheard_of(&key, &cut_off);
-            if let Some(floor) = self.month().promises.floors.get_mut(&namespace) {
-                floor.lost.extend(lost.iter().copied().chain(unheard_of));
+            let left = floor.bears.checked_sub(floor.lost.len());
+            if !floor.cut_off.is_subset(&cut_off)
+                && left.is_some_and(|left| self.bears_losses(&floor.key, left))
+            {
+                floor.cut_off.retain(|machine| cut_off.contains(machine));
             }
+            let unheard_of = self.unheard_of(&floor.key, &cut_off);
+            floor.cut_off.extend(lost.iter().copied().chain(unheard_of));
+            self.month().promises.floors.insert(namespace, floor);
         }
     }
 
@@ -325,16 +332,17 @@ impl World {
             return;
         };
         // What daemons have left is in memory, but no decisions know of it: whether it is there is seen when they start again.
-        if floor.lost.len() > floor.bears || self.is_left_by_any() {
+        if floor.bears_no_more() || self.is_left_by_any() {
             return;
         }
         let there = self.restorable(namespace);
         assert!(
             there.as_ref() >= Some(&floor.key),
-            "a protected checkpoint is not lost at {} ms: {:?}, there is {there:?}; lost since: {:?}",
+            "a protected checkpoint is not lost at {} ms: {:?}, there is {there:?}; lost since: {:?}, cut off: {:?}",
             self.now,
             floor.key,
-            floor.lost
+            floor.lost,
+            floor.cut_off
         );
     }
 
@@ -343,7 +351,7 @@ impl World {
         let m = self.scene.limits.m;
         let awake = self.machines().into_iter().all(|node| self.is_awake(node));
         let promises = &self.month().promises;
-        let is_whole = |floor: &Floor| floor.lost.is_empty() && floor.bears == m;
+        let is_whole = |floor: &Floor| floor.gone().is_empty() && floor.bears == m;
         let whole = promises.floors.values().all(is_whole);
         awake && whole && !promises.floors.is_empty() && promises.doubts.is_empty()
     }

@@ -101,8 +101,8 @@ impl World {
         let floors: Vec<Floor> = self.month().promises.floors.values().cloned().collect();
         let missed = |floor: Floor| {
             let mut places = down.clone();
-            let lost = floor.lost.iter();
-            places.extend(lost.map(|machine| name(self.place_of(*machine))));
+            let gone = floor.gone().into_iter();
+            places.extend(gone.map(|machine| name(self.place_of(machine))));
             places.extend(self.unaware_homes(&floor.key));
             places.len() + (m - floor.bears)
         };

@@ -108,7 +108,7 @@ impl World {
             return;
         }
         assert!(
-            floor.is_some_and(|floor| floor.lost.is_empty() && floor.bears == m),
+            floor.is_some_and(|floor| floor.gone().is_empty() && floor.bears == m),
             "what nodes that are back have lost is put back: {floor:?} does not bear all losses at {now} ms"
         );
     }

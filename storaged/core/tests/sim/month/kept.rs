@@ -123,6 +123,10 @@ impl World {
             let steps = kept.protected.entry(key.namespace.clone()).or_default();
             steps.entry(key.clone()).or_insert(now);
             kept.note_those_without_place(&key.namespace);
+            // What was the newest is kept from now on, and may go this moment.
+            if self.keeps_two() {
+                self.note_lack_of_room(&key.namespace);
+            }
         }
     }
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use storaged_codec::Digest;
+use storaged_core::RequestId;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::plan::RestorePlan;
@@ -29,9 +30,26 @@ pub struct Floor {
     pub key: CheckpointKey,
     pub bears: usize,
     pub lost: BTreeSet<usize>,
+    /// Cut off for so long that others need not count on them any more. They are back once all that was promised is there with them.
+    pub cut_off: BTreeSet<usize>,
     /// The last home node that knew it was among these: more than m have not known it at one time, and nobody else has it healed.
     pub is_without_home: bool,
 }
+
+impl Floor {
+    /// Machines that whoever has not been away could not count on at some time since.
+    pub fn gone(&self) -> BTreeSet<usize> {
+        self.lost.union(&self.cut_off).copied().collect()
+    }
+
+    /// Whether more is gone than was promised to be borne.
+    pub fn bears_no_more(&self) -> bool {
+        self.gone().len() > self.bears
+    }
+}
+
+/// A node that has been linked for so long has been asked, and has answered.
+const ANSWERED_MS: u64 = 1_000;
 
 /// Whoever has opened a run hears of it within a second, even if some node that is up is silent.
 const TOLD_MS: u64 = 1_500;
@@ -99,7 +117,7 @@ impl Promises {
     /// Nodes lost or cut off since what is protected bore `m`.
     pub fn lost_since_shown(&self, m: usize) -> usize {
         let floors = self.floors.values();
-        let lost = floors.map(|floor| floor.lost.len() + (m - floor.bears));
+        let lost = floors.map(|floor| floor.gone().len() + (m - floor.bears));
         let newest = lost.max().unwrap_or(0);
         let kept = self.kept_steps.most_lost().max(self.pins.most_lost());
         newest.max(kept)
@@ -399,6 +417,7 @@ impl World {
 
     pub(super) fn keep_promises(&mut self) {
         self.lose_the_cut_off();
+        self.note_who_is_reached();
         for namespace in self.namespaces() {
             self.protected_bears_m_losses(&namespace);
             self.protected_is_not_lost(&namespace);
@@ -440,12 +459,36 @@ impl World {
     }
 
     /// Whether a plan may go below a step: the node that was asked and all whom it could ask, who are a majority, did not know that when it
-    /// was asked, be it that they have lost their memory since it was protected or were cut off then. The limit that docs/SEMANTICS.md names.
+    /// was asked, be it that they have lost their memory since it was protected or were cut off then, and nobody came up meanwhile who did and
+    /// had the time to answer. The limit that docs/SEMANTICS.md names.
     fn may_go_below(&mut self, asked: &Asked) -> bool {
-        let machines = self.machines();
-        let asks = |it: &&usize| **it == asked.pid.node || self.is_linked(asked.pid.node, **it);
-        let is_majority = 2 * machines.iter().filter(asks).count() > machines.len();
-        is_majority && asked.floor_is_out_of_reach
+        let is_majority = asked.reaches_majority || self.reaches_majority(asked.pid.node);
+        let has_heard = asked
+            .in_reach_since
+            .is_some_and(|since| self.now - since >= ANSWERED_MS);
+        is_majority && asked.floor_is_out_of_reach && !has_heard
+    }
+
+    /// Whether a node and those whom it can ask are more than half of all.
+    pub(super) fn reaches_majority(&mut self, node: usize) -> bool {
+        2 * self.reached(node).len() > self.machines().len()
+    }
+
+    /// Who asks for a plan may hear of what is safe while it waits.
+    fn note_who_is_reached(&mut self) {
+        let now = self.now;
+        let out_of_reach = |(id, asked): (&RequestId, &Asked)| {
+            let floor = asked.floor.clone().filter(|_| asked.floor_is_out_of_reach);
+            Some((*id, asked.pid.node, floor?))
+        };
+        let asked = self.month().jobs.asked.iter().filter_map(out_of_reach);
+        for (id, node, floor) in asked.collect::<Vec<_>>() {
+            let is_reached = !self.is_out_of_reach(node, &floor);
+            if let Some(asked) = self.month().jobs.asked.get_mut(&id) {
+                let since = asked.in_reach_since.unwrap_or(now);
+                asked.in_reach_since = is_reached.then_some(since);
+            }
+        }
     }
 
     /// Whether neither a node nor anybody whom it can ask knows a step to be protected or durable.

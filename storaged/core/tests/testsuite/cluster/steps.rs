@@ -4,7 +4,7 @@ use storaged_wire::local::{Reply, Request, Role};
 use storaged_wire::{Rank, Step};
 
 use super::Cluster;
-use crate::testkit::open_shard;
+use crate::testkit::{self, open_shard};
 
 impl Cluster {
     /// The steps that a node holds blocks of, with what they bear.
@@ -13,6 +13,21 @@ impl Cluster {
         let shown = process.node.shown().into_iter();
         let blocks = shown.filter(|it| !it.shards.is_empty() || !it.parity.is_empty());
         blocks.map(|it| (it.key.step.get(), it.bears)).collect()
+    }
+
+    /// The home nodes of a step, and how many of its blocks they hold.
+    pub fn homes_of(&self, step: u64) -> (Vec<usize>, usize) {
+        let shown = |node: usize| {
+            let process = self.processes[node].as_ref()?;
+            let mut shown = process.node.shown().into_iter();
+            shown.find(|it| it.key.step == Step::new(step))
+        };
+        let known = (0..self.processes.len()).find_map(shown);
+        let homes = known.expect("some node knows it").homes;
+        let homes: Vec<usize> = homes.iter().map(testkit::index).collect();
+        let holding = homes.iter().filter_map(|home| shown(*home));
+        let blocks = holding.map(|it| it.shards.len() + it.parity.len());
+        (homes.clone(), blocks.sum())
     }
 
     /// All nodes hold these steps, each of which bears two losses, and no others.

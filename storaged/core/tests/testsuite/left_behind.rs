@@ -1,0 +1,71 @@
+//! The committed step that a run has gone on from, when a node with a part of it goes before anything newer is whole.
+
+use storaged_wire::Step;
+use storaged_wire::local::{DurableWish, Reply, Request};
+
+use crate::cluster::{CHUNK, Cluster};
+use crate::testkit::acquire_slot;
+
+const STRIPES: u64 = 10;
+const LENGTH: u64 = STRIPES * CHUNK;
+
+/// The second step has committed, and those are gone that would code it. Each rank has opened it, and a new run goes on from it.
+fn goes_on_from_what_is_not_coded() -> Cluster {
+    let mut cluster = Cluster::start_of(6, 2, 2, STRIPES);
+    cluster.save_and_wait(DurableWish::Never);
+    let coding: Vec<usize> = (2..6)
+        .filter(|node| !cluster.held(*node).is_empty())
+        .collect();
+    assert_eq!(coding.len(), 2);
+    coding.iter().for_each(|node| cluster.kill(*node));
+    cluster.run_for(5_000);
+    cluster.save();
+    cluster.run_until(5_000, "a commit", |cluster| {
+        cluster.is_committed(0) && cluster.is_committed(1)
+    });
+    for node in 0..2 {
+        cluster.assert_restores(node, 2, [node as u32]);
+    }
+    cluster.begin_again();
+    cluster
+}
+
+/// Its rank seals one step alone, of which no more comes, and needs another slot.
+fn asks_for_one_slot_too_many(cluster: &mut Cluster, node: usize) {
+    let trainer = cluster.trainer(node);
+    let reply = cluster.ask(node, trainer, acquire_slot(LENGTH, 20_000));
+    let Reply::SlotGranted { slot, .. } = reply else {
+        panic!("no slot: {reply:?}");
+    };
+    let seal = Request::SealSlot {
+        slot,
+        step: Step::new(3),
+        length: LENGTH,
+    };
+    cluster.ask(node, trainer, seal);
+    cluster.ask(node, trainer, acquire_slot(LENGTH, 20_000));
+}
+
+#[test]
+fn it_stays_until_something_newer_is_whole() {
+    let mut cluster = goes_on_from_what_is_not_coded();
+    cluster.kill(0);
+    cluster.run_for(3_000);
+    asks_for_one_slot_too_many(&mut cluster, 1);
+    let steps: Vec<u64> = cluster.held(1).into_iter().map(|(step, _)| step).collect();
+    assert!(steps.contains(&2), "{steps:?}");
+}
+
+/// What is older than that has been left behind, also by a run that has opened it before.
+#[test]
+fn another_one_than_that_goes() {
+    let mut cluster = goes_on_from_what_is_not_coded();
+    for node in 0..2 {
+        cluster.assert_restores(node, 1, [node as u32]);
+    }
+    cluster.kill(0);
+    cluster.run_for(3_000);
+    asks_for_one_slot_too_many(&mut cluster, 1);
+    let steps: Vec<u64> = cluster.held(1).into_iter().map(|(step, _)| step).collect();
+    assert!(!steps.contains(&2), "{steps:?}");
+}
