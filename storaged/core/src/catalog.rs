@@ -1,9 +1,11 @@
 //! The tables: what this node knows of its peers, slots, namespaces and checkpoints.
 
 mod making_way;
+mod opened;
 mod owing;
 
 pub(crate) use making_way::{GivingWay, GivingWayFor, HeldOff, Yielding};
+pub(crate) use opened::OpenedSteps;
 pub(crate) use owing::Owing;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -218,8 +220,8 @@ pub(crate) struct Checkpoint {
     pub noted_by: BTreeMap<NodeName, Noted>,
     /// When this node heard of the manifest.
     pub committed_at: Option<Now>,
-    /// When home nodes that do not answer were last told of it once more.
-    pub told_homes_at: Option<Now>,
+    /// When home nodes that do not answer were last told of it once more, and how often they were.
+    pub told_homes: Option<(Now, u32)>,
     pub state: CheckpointState,
     pub manifest: Option<Arc<ManifestBytes>>,
     pub durable_wish: DurableWish,
@@ -414,7 +416,7 @@ impl Checkpoint {
             news_shared_at: now,
             noted_by: BTreeMap::new(),
             committed_at: None,
-            told_homes_at: None,
+            told_homes: None,
             state: CheckpointState::Staged,
             manifest: None,
             durable_wish: DurableWish::Policy,
@@ -552,8 +554,8 @@ pub(crate) struct NamespaceTable {
     pub copied: Option<HighMark>,
     /// Steps that restarts have failed from.
     pub failed: FailedRestarts,
-    /// The step that was opened here last, to go on from.
-    pub restarted_from: Option<RestartedFrom>,
+    /// Which steps were opened here, to go on from.
+    pub opened: OpenedSteps,
     /// Steps that are pinned in RAM.
     pub pins: Pins,
     /// Those of which this node has lost all, as a home node, and others tell.
@@ -583,21 +585,13 @@ impl NamespaceTable {
             mark: None,
             copied: None,
             failed: FailedRestarts::default(),
-            restarted_from: None,
+            opened: OpenedSteps::default(),
             pins: Pins::default(),
             vouched: Vouched::default(),
             evicted: None,
             abandoned: BTreeMap::new(),
         }
     }
-}
-
-/// A step that somebody has opened on this node.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RestartedFrom {
-    pub step: HighMark,
-    /// The newest run that was known then.
-    pub under: RunId,
 }
 
 /// Who a connection said it is.

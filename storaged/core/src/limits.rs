@@ -250,6 +250,9 @@ pub const SUPERSEDE_AFTER_MS: u64 = 1_000;
 /// And so long before a step does that home nodes called protected before they lost their memory: nodes that are away may come back with its blocks.
 pub const GONE_WORDS_MS: u64 = 6_000;
 
+/// And no longer than this, whatever goes meanwhile.
+pub const GONE_WORDS_MAX_MS: u64 = 30_000;
+
 /// And so long before the one that is on its way to the durable tier does.
 pub const UPLOAD_YIELDS_AFTER_MS: u64 = 3_000;
 

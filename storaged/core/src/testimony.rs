@@ -118,6 +118,7 @@ impl Context {
             checkpoint.standing.let_go(node);
         }
         for table in self.namespaces.values_mut() {
+            table.vouched.forget_teller(node);
             table.words.remove(node);
             table.rivals.remove(node);
         }

@@ -24,6 +24,11 @@ impl Vouched {
         all.filter(|it| it.get(&at) == Some(&manifest)).count()
     }
 
+    /// What a node has said that is gone or not believed any more.
+    pub fn forget_teller(&mut self, node: &NodeName) {
+        self.0.remove(node);
+    }
+
     /// The step is known now.
     pub fn forget(&mut self, at: HighMark) {
         self.0.retain(|_, it| {

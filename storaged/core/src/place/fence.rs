@@ -129,6 +129,7 @@ impl Context {
             return;
         }
         table.fence = run;
+        table.opened.run_begins();
         table.promised_to.forget_up_to(run);
         let Some(fence) = self.fence_record(namespace) else {
             return;

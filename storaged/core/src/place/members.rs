@@ -107,10 +107,15 @@ impl Context {
                 continue;
             };
             let was_home = std::mem::replace(&mut checkpoint.homes, homes).contains(&me);
+            // Nobody tells it any more what changes.
+            if was_home && !checkpoint.homes.contains(&me) {
+                checkpoint.standing.count_no_more();
+            }
             if let Some(manifest) = checkpoint.manifest.clone()
                 && checkpoint.homes.contains(&me)
                 && !was_home
             {
+                checkpoint.standing.doubted_since = None;
                 checkpoint.standing.begin_to_count(&me, &manifest, now);
                 // Nodes that heard of this epoch sooner have said already what they hold, and will not again.
                 let heard_of = checkpoint.standing.heard_of();

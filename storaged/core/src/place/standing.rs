@@ -328,8 +328,11 @@ impl Context {
         if let Some(checkpoint) = self.checkpoint_named(name) {
             let noted = (generation, version);
             checkpoint.standing.noted.insert(from.clone(), noted);
-            // It has taken up again what it had let go, and counts what is here.
-            checkpoint.owing.retired_at.remove(from);
+            // It has taken up again what it had let go, and counts what is here. That one with parts of it has them again it says itself.
+            let manifest = checkpoint.manifest.as_ref();
+            if manifest.is_some_and(|it| !it.nodes().contains_key(from)) {
+                checkpoint.owing.retired_at.remove(from);
+            }
             let key = checkpoint.key.clone();
             self.go_on_giving_way(&key);
         }
@@ -374,6 +377,8 @@ impl Context {
         let Some(checkpoint) = checkpoint.filter(counts) else {
             return;
         };
+        // A home node counts from when it has the manifest, and whatever it hears it goes on.
+        debug_assert!(checkpoint.standing.counts() || planted!("strangers_weigh"));
         let Some(counted) = self.count_losses(checkpoint) else {
             return;
         };

@@ -266,8 +266,9 @@ impl Context {
             return;
         };
         if !is_open {
-            // What was said is old when they differ once more.
-            if checkpoint.standing.doubted_since.take().is_some() {
+            // When they differ once more all are asked anew. An epoch may have made this node a home, which counts always.
+            let was_open = checkpoint.standing.doubted_since.take().is_some();
+            if was_open && !checkpoint.homes.contains(&me) {
                 checkpoint.standing.count_no_more();
             }
             return;

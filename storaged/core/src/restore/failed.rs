@@ -170,6 +170,7 @@ impl Context {
         let now = self.now;
         let table = self.namespace_table(&plan.namespace, plan.owner);
         table.failed.count(at, now);
+        table.opened.failed(at);
         self.answer_failed(plan.id, &plan.namespace, &[at]);
         Ok(())
     }

@@ -51,7 +51,6 @@ impl Restores {
         if let Some(known) = cx.manifest_named(wish.manifest) {
             cx.check_readable(id, &known)?;
             check_ranges(&known, wish.rank, &wish.ranges)?;
-            cx.note_opening(&wish, &known);
             if cx.open_own(id, &wish) {
                 return Ok(());
             }
@@ -105,7 +104,6 @@ impl Restores {
         if cx.manifest_named(wish.manifest).is_none() && !survey.is_unknown(wish.manifest) {
             cx.adopt_surveyed(&manifest, &survey);
         }
-        cx.note_opening(&wish, &manifest);
         if cx.will_be_repaired(&wish, &survey, &manifest) {
             self.await_repair(id, wish, cx);
             return Ok(());
@@ -417,6 +415,7 @@ impl Restores {
         let (id, rung, chunk) = (opening.id, opening.rung, manifest.chunk);
         let whole = opening.ranges.is_empty();
         let name = opening.manifest.name();
+        opening.note_opened(cx);
         cx.slot_mut(slot).used_for = SlotUse::Guest;
         sessions.forget_part_filled(slot);
         cx.out.push(Output::Reply {
@@ -687,6 +686,7 @@ impl Context {
             },
             descriptor: Some(shard.slot),
         });
+        self.note_opening(wish);
         true
     }
 }

@@ -72,10 +72,11 @@ impl OpenRequest {
 }
 
 impl Context {
-    /// Ranks that restart open what they go on from. Whoever tries out a loss does not.
-    pub(super) fn note_opening(&mut self, wish: &OpenRequest, manifest: &ManifestBytes) {
-        if !wish.is_drill() {
-            self.note_opened(&CheckpointKey::of(manifest.manifest()));
+    /// A shard of this node's RAM was opened. Whoever tries out a loss does not go on from it.
+    pub(super) fn note_opening(&mut self, wish: &OpenRequest) {
+        let key = self.by_name.get(&wish.manifest);
+        if let Some(key) = key.filter(|_| !wish.is_drill()).cloned() {
+            self.note_opened(&key);
         }
     }
 }
@@ -105,6 +106,13 @@ pub(crate) struct ShardOpen {
 }
 
 impl ShardOpen {
+    /// It was opened. Whoever tries out a loss does not go on from it.
+    pub(super) fn note_opened(&self, cx: &mut Context) {
+        if !self.is_drill {
+            cx.note_opened(&CheckpointKey::of(self.manifest.manifest()));
+        }
+    }
+
     /// Whether the reader has the shard.
     pub fn is_open(&self) -> bool {
         self.open

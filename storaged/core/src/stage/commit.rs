@@ -456,8 +456,8 @@ impl Context {
             if let Some(checkpoint) = self.checkpoints.get_mut(&key) {
                 checkpoint.told_by = Some(from.clone());
             }
-            // Were it coded anew, a lost shard would be waited for.
-            if !is_homes_word && self.was_protected(&key) {
+            // Nobody pins what is not. Of other steps those who hold them say it when they hear that it is known here.
+            if !is_homes_word && self.is_pinned(&key) {
                 self.reach(&key, CheckpointState::Protected);
             }
         }

@@ -7,7 +7,7 @@ use storaged_wire::{
 };
 
 use crate::api::{FalseStatement, Now};
-use crate::catalog::Checkpoint;
+use crate::catalog::{Checkpoint, Told};
 use crate::context::Context;
 use crate::limits;
 
@@ -64,13 +64,18 @@ impl Context {
         is_enough
     }
 
-    /// Whether a step that a home node takes up from those who have parts of it has been protected. Nobody pins what is not; of the others
-    /// the newest that was is known, and what is kept beside it.
+    /// As a home node that has taken a step up from those who hold parts of it: whether so many of them take it for protected that one of them
+    /// is sound. Coded anew, a lost shard would be waited for.
     pub(super) fn was_protected(&self, key: &CheckpointKey) -> bool {
-        let table = self.namespaces.get(&key.namespace);
-        let mark = table.and_then(|table| table.mark);
-        let is_marked = |mark| key.mark() == mark || key.mark() < mark && self.setup.keep_steps > 1;
-        self.is_pinned(key) || mark.is_some_and(is_marked)
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return false;
+        };
+        let is_home = |node: &NodeName| checkpoint.homes.contains(node);
+        let is_vouched_for = checkpoint.told_by.as_ref().is_some_and(|by| !is_home(by));
+        let calls_it_so = |told: &Told| told.state >= CheckpointState::Protected;
+        let holders = checkpoint.told.iter().filter(|(node, _)| !is_home(node));
+        let calling = holders.filter(|(_, told)| calls_it_so(told)).count();
+        is_home(self.me()) && is_vouched_for && calling >= limits::WORDS_NEEDED
     }
 
     /// Names a node that itself tells of a commit which nobody can have made.

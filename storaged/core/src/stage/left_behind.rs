@@ -5,29 +5,22 @@ use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{CheckpointState, NodeName};
 
 use crate::api::Now;
-use crate::catalog::{Checkpoint, RestartedFrom};
+use crate::catalog::Checkpoint;
 use crate::context::Context;
 use crate::limits;
 
 impl Context {
-    /// Somebody opens a shard of a checkpoint here, as ranks do that restart. Of those that are opened under one run the newest counts:
-    /// others look at older ones meanwhile.
+    /// Somebody has opened a shard of a checkpoint here, as ranks do that restart.
     pub(crate) fn note_opened(&mut self, key: &CheckpointKey) {
-        let step = key.mark();
-        let Some(table) = self.namespaces.get_mut(&key.namespace) else {
-            return;
-        };
-        let under = table.fence;
-        let is_later = |before: RestartedFrom| before.under < under || before.step < step;
-        if table.restarted_from.is_none_or(is_later) {
-            table.restarted_from = Some(RestartedFrom { step, under });
+        if let Some(table) = self.namespaces.get_mut(&key.namespace) {
+            table.opened.opens(key.mark());
         }
     }
 
     fn is_restarted_from(&self, key: &CheckpointKey) -> bool {
         let table = self.namespaces.get(&key.namespace);
-        let from = table.and_then(|table| table.restarted_from);
-        from.is_some_and(|from| from.step == key.mark()) && !planted!("bases_of_runs_left_behind")
+        let is_it = table.is_some_and(|table| table.opened.has(key.mark()));
+        is_it && !planted!("bases_of_runs_left_behind")
     }
 
     /// Whether a job has gone on without a step that can be made no safer, and a trainer has waited long enough for its slot.
@@ -37,6 +30,13 @@ impl Context {
             .sees_few_since()
             .is_none_or(|since| waited_ms.min(self.now.since(since)) >= limits::GONE_WORDS_MS);
         (has_waited || planted!("cut_off_nodes_hurry")) && self.was_left_behind(checkpoint)
+    }
+
+    /// Whether a trainer has waited long enough for nodes that are gone since then, or so long that it does not matter: where links come
+    /// and go, each of their ends would begin it anew.
+    pub(super) fn has_waited_for_the_gone(&self, waited_ms: u64, since: Now) -> bool {
+        let waited_for_them = waited_ms.min(self.now.since(since));
+        waited_for_them >= limits::GONE_WORDS_MS || waited_ms >= limits::GONE_WORDS_MAX_MS
     }
 
     /// Since when fewer than a majority of the members can be heard here, this node among them; none if more can.

@@ -11,6 +11,9 @@ use crate::context::Context;
 use crate::limits;
 use crate::parcels::Notice;
 
+/// So often the time doubles after which a home node that does not answer is told once more: five minutes at last.
+const UNHEARD_OF_DOUBLED_MAX: u32 = 6;
+
 impl Context {
     /// Everyone who has to do with a checkpoint.
     pub(crate) fn stakeholders(&self, manifest: &ManifestBytes) -> BTreeSet<NodeName> {
@@ -149,8 +152,15 @@ impl Context {
             return;
         };
         let is_old = |since: Now| now.since(since) >= limits::UNHEARD_OF_MS;
-        let last = checkpoint.told_homes_at.or(checkpoint.committed_at);
-        if !checkpoint.has_blocks() || checkpoint.giving_way.is_some() || !last.is_some_and(is_old)
+        // One that refuses it for good is told less and less often.
+        let (last, times) = match checkpoint.told_homes {
+            Some((at, times)) => (Some(at), times),
+            None => (checkpoint.committed_at, 0),
+        };
+        let wait = limits::UNHEARD_OF_MS << times.min(UNHEARD_OF_DOUBLED_MAX);
+        if !checkpoint.has_blocks()
+            || checkpoint.giving_way.is_some()
+            || !last.is_some_and(|at| now.since(at) >= wait)
         {
             return;
         }
@@ -165,7 +175,7 @@ impl Context {
             return;
         }
         if let Some(checkpoint) = self.checkpoints.get_mut(key) {
-            checkpoint.told_homes_at = Some(now);
+            checkpoint.told_homes = Some((now, times + 1));
             checkpoint.told.retain(|node, _| !silent.contains(node));
         }
         for home in silent {
@@ -181,6 +191,9 @@ impl Context {
         known.state = known.state.max(told.state);
         known.bears = told.bears;
         let key = checkpoint.key.clone();
+        if self.was_protected(&key) {
+            self.reach(&key, CheckpointState::Protected);
+        }
         self.weigh(&key);
     }
 }

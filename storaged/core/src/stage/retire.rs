@@ -276,6 +276,11 @@ impl Context {
 
     /// Gives up a checkpoint and tells the peers to.
     pub(crate) fn abandon_everywhere(&mut self, key: &CheckpointKey, reason: &str) {
+        // Whoever holds parts of it and has not heard that says so, or tells of it again, and hears it then.
+        if let Some(name) = self.checkpoints.get(key).and_then(Checkpoint::name) {
+            let cause = GivenUpCause::Told;
+            self.ends.note_given_up(name, key.clone(), self.now, cause);
+        }
         self.send_all(&PeerMessage::Abandoned {
             key: key.clone(),
             reason: reason.into(),

@@ -247,8 +247,8 @@ impl Context {
         let is_for_good = planted!("words_of_the_gone_keep_all");
         // Whoever has waited for something else before has not waited for these.
         let ended = checkpoint.standing.words_ended_at();
-        let waited_ms = ended.map_or(waited_ms, |at| waited_ms.min(self.now.since(at)));
-        let may_wait = (waited_ms < limits::GONE_WORDS_MS || is_for_good)
+        let has_waited = self.has_waited_for_the_gone(waited_ms, ended.unwrap_or_default());
+        let may_wait = (!has_waited || is_for_good)
             && self.setup.slots_per_rank > 2
             && checkpoint.standing.was_called_protected()
             && !planted!("words_end_with_homes");

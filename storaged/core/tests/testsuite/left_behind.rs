@@ -9,8 +9,9 @@ use crate::testkit::acquire_slot;
 const STRIPES: u64 = 10;
 const LENGTH: u64 = STRIPES * CHUNK;
 
-/// The second step has committed, and those are gone that would code it. Each rank has opened it, and a new run goes on from it.
-fn goes_on_from_what_is_not_coded() -> Cluster {
+/// The second step has committed, and those are gone that would code it. Each rank has opened these steps, and a new run goes on from the
+/// last one.
+fn goes_on_from(opened: &[u64]) -> Cluster {
     let mut cluster = Cluster::start_of(6, 2, 2, STRIPES);
     cluster.save_and_wait(DurableWish::Never);
     let coding: Vec<usize> = (2..6)
@@ -23,11 +24,17 @@ fn goes_on_from_what_is_not_coded() -> Cluster {
     cluster.run_until(5_000, "a commit", |cluster| {
         cluster.is_committed(0) && cluster.is_committed(1)
     });
-    for node in 0..2 {
-        cluster.assert_restores(node, 2, [node as u32]);
+    for step in opened {
+        reads(&mut cluster, *step);
     }
     cluster.begin_again();
     cluster
+}
+
+fn reads(cluster: &mut Cluster, step: u64) {
+    for node in 0..2 {
+        cluster.assert_restores(node, step, [node as u32]);
+    }
 }
 
 /// Its rank seals one step alone, of which no more comes, and needs another slot.
@@ -46,26 +53,27 @@ fn asks_for_one_slot_too_many(cluster: &mut Cluster, node: usize) {
     cluster.ask(node, trainer, acquire_slot(LENGTH, 20_000));
 }
 
-#[test]
-fn it_stays_until_something_newer_is_whole() {
-    let mut cluster = goes_on_from_what_is_not_coded();
+/// The other node goes, and this one lacks room.
+fn steps_left(mut cluster: Cluster) -> Vec<u64> {
     cluster.kill(0);
     cluster.run_for(3_000);
     asks_for_one_slot_too_many(&mut cluster, 1);
-    let steps: Vec<u64> = cluster.held(1).into_iter().map(|(step, _)| step).collect();
+    let held = cluster.held(1).into_iter();
+    held.map(|(step, _)| step).collect()
+}
+
+#[test]
+fn it_stays_until_something_newer_is_whole() {
+    let mut cluster = goes_on_from(&[2]);
+    // As somebody does who compares it.
+    reads(&mut cluster, 1);
+    let steps = steps_left(cluster);
     assert!(steps.contains(&2), "{steps:?}");
 }
 
-/// What is older than that has been left behind, also by a run that has opened it before.
+/// The ranks have gone back further.
 #[test]
-fn another_one_than_that_goes() {
-    let mut cluster = goes_on_from_what_is_not_coded();
-    for node in 0..2 {
-        cluster.assert_restores(node, 1, [node as u32]);
-    }
-    cluster.kill(0);
-    cluster.run_for(3_000);
-    asks_for_one_slot_too_many(&mut cluster, 1);
-    let steps: Vec<u64> = cluster.held(1).into_iter().map(|(step, _)| step).collect();
+fn one_that_was_opened_before_it_goes() {
+    let steps = steps_left(goes_on_from(&[2, 1]));
     assert!(!steps.contains(&2), "{steps:?}");
 }
