@@ -466,6 +466,8 @@ mod tests {
             for gone in ["a", "c"] {
                 node.handle(Now(3), Input::PeerDown { node: name(gone) });
             }
+            // What those that are up hold it has heard by then, or would have.
+            node.context_mut().now = Now(3 + limits::DOUBT_MS);
             assert!(stays(&node, manifest, 4_000), "they may come back");
             assert_saves_go_on(&mut node, manifest);
             tried += 1;
