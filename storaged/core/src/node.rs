@@ -568,9 +568,7 @@ impl Node {
             }
             checkpoint.standing.forget(node, now);
         }
-        for table in self.cx.namespaces.values_mut() {
-            table.vouched.forget_teller(node);
-        }
+        self.cx.forget_vouchers(node);
         self.cx.recount_blocks_on(node);
         self.sessions.lanes_forget(node);
         self.sessions.sessions_forget(node, &mut self.cx);

@@ -112,13 +112,13 @@ impl Context {
     /// What it has said counts no more.
     fn forget_words_of(&mut self, node: &NodeName) {
         let now = self.now;
+        self.forget_vouchers(node);
         for checkpoint in self.checkpoints.values_mut() {
             checkpoint.told.remove(node);
             checkpoint.standing.forget(node, now);
             checkpoint.standing.let_go(node);
         }
         for table in self.namespaces.values_mut() {
-            table.vouched.forget_teller(node);
             table.words.remove(node);
             table.rivals.remove(node);
         }

@@ -24,7 +24,7 @@ impl Vouched {
         all.filter(|it| it.get(&at) == Some(&manifest)).count()
     }
 
-    /// What a node has said that is gone or not believed any more.
+    /// What it has said counts no more.
     pub fn forget_teller(&mut self, node: &NodeName) {
         self.0.remove(node);
     }

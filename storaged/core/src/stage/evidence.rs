@@ -64,6 +64,13 @@ impl Context {
         is_enough
     }
 
+    /// What a node has said that is gone or not believed any more counts for no step.
+    pub(crate) fn forget_vouchers(&mut self, node: &NodeName) {
+        for table in self.namespaces.values_mut() {
+            table.vouched.forget_teller(node);
+        }
+    }
+
     /// As a home node that has taken a step up from those who hold parts of it: whether so many of them take it for protected that one of them
     /// is sound. Coded anew, a lost shard would be waited for.
     pub(super) fn was_protected(&self, key: &CheckpointKey) -> bool {
