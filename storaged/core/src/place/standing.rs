@@ -378,7 +378,8 @@ impl Context {
             return;
         };
         // A home node counts from when it has the manifest, and whatever it hears it goes on.
-        debug_assert!(checkpoint.standing.counts() || planted!("strangers_weigh"));
+        let counts = checkpoint.manifest.is_none() || checkpoint.standing.counts();
+        debug_assert!(counts || planted!("strangers_weigh"));
         let Some(counted) = self.count_losses(checkpoint) else {
             return;
         };

@@ -79,10 +79,14 @@ impl Context {
         };
         let is_home = |node: &NodeName| checkpoint.homes.contains(node);
         let is_vouched_for = checkpoint.told_by.as_ref().is_some_and(|by| !is_home(by));
+        // All nodes of a large job answer of each step.
+        if !is_vouched_for || checkpoint.state >= CheckpointState::Protected || !is_home(self.me())
+        {
+            return false;
+        }
         let calls_it_so = |told: &Told| told.state >= CheckpointState::Protected;
         let holders = checkpoint.told.iter().filter(|(node, _)| !is_home(node));
-        let calling = holders.filter(|(_, told)| calls_it_so(told)).count();
-        is_home(self.me()) && is_vouched_for && calling >= limits::WORDS_NEEDED
+        holders.filter(|(_, told)| calls_it_so(told)).count() >= limits::WORDS_NEEDED
     }
 
     /// Names a node that itself tells of a commit which nobody can have made.
