@@ -160,7 +160,7 @@ impl Context {
         let wait = limits::UNHEARD_OF_MS << times.min(UNHEARD_OF_DOUBLED_MAX);
         if !checkpoint.has_blocks()
             || checkpoint.giving_way.is_some()
-            || !last.is_some_and(|at| now.since(at) >= wait)
+            || last.is_none_or(|at| now.since(at) < wait)
         {
             return;
         }
