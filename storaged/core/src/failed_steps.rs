@@ -184,13 +184,7 @@ mod tests {
     use storaged_wire::RunId;
 
     use super::*;
-
-    fn at(step: u64) -> HighMark {
-        HighMark {
-            run: RunId::new(1),
-            step: Step::new(step),
-        }
-    }
+    use crate::testkit::at;
 
     #[test]
     fn a_count_that_nobody_can_have_reached_leaves_room_for_the_changes_that_follow() {

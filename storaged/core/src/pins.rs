@@ -180,22 +180,14 @@ pub(crate) fn mark_of(pin: &Pin) -> HighMark {
 
 #[cfg(test)]
 mod tests {
-    use storaged_wire::{RunId, Step};
-
     use super::*;
+    use crate::testkit::at;
 
     impl Pins {
         fn change(&mut self, at: HighMark, keep: Keep) -> Pin {
             let pin = self.next(at, keep);
             self.learn(&pin);
             pin
-        }
-    }
-
-    fn at(step: u64) -> HighMark {
-        HighMark {
-            run: RunId::new(1),
-            step: Step::new(step),
         }
     }
 

@@ -6,7 +6,7 @@ use storaged_codec::{ChunkSize, Digest, Geometry};
 use storaged_plan::Member;
 use storaged_wire::local::DurableWish;
 use storaged_wire::manifest::GroupEntry;
-use storaged_wire::peer::PeerMessage;
+use storaged_wire::peer::{HighMark, PeerMessage};
 use storaged_wire::{
     Enclosed, Generation, Manifest, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId,
     ShardEntry, Step, WorldSize,
@@ -34,6 +34,14 @@ pub fn owner() -> Owner {
 
 pub fn chunk() -> ChunkSize {
     ChunkSize::new(65_536).expect("a size")
+}
+
+/// A step of the first run.
+pub fn at(step: u64) -> HighMark {
+    HighMark {
+        run: RunId::new(1),
+        step: Step::new(step),
+    }
 }
 
 fn geometry(k: usize, m: usize) -> Geometry {

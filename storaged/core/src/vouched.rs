@@ -41,17 +41,9 @@ impl Vouched {
 #[cfg(test)]
 mod tests {
     use storaged_codec::digest;
-    use storaged_wire::{RunId, Step};
 
     use super::*;
-    use crate::testkit::name;
-
-    fn at(step: u64) -> HighMark {
-        HighMark {
-            run: RunId::ZERO,
-            step: Step::new(step),
-        }
-    }
+    use crate::testkit::{at, name};
 
     #[test]
     fn they_count_who_name_the_same_manifest() {

@@ -37,16 +37,8 @@ impl OpenedSteps {
 
 #[cfg(test)]
 mod tests {
-    use storaged_wire::{RunId, Step};
-
     use super::*;
-
-    fn at(step: u64) -> HighMark {
-        HighMark {
-            run: RunId::ZERO,
-            step: Step::new(step),
-        }
-    }
+    use crate::testkit::at;
 
     #[test]
     fn a_run_goes_on_from_what_was_opened_last_before_it_began() {

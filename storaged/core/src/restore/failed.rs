@@ -184,19 +184,12 @@ mod tests {
 
     use super::*;
     use crate::api::{ConnId, Input, Now, Output};
-    use crate::testkit::{hear, job, last_of, unknown_to_peers};
+    use crate::testkit::{at, hear, job, last_of, unknown_to_peers};
 
     fn manifest() -> ManifestBytes {
         let root = storaged_codec::digest(b"any");
         let manifest = crate::testkit::manifest(7, &["a", "b"], &["c"], 5, root);
         manifest.seal().expect("a sound manifest")
-    }
-
-    fn at(step: u64) -> HighMark {
-        HighMark {
-            run: RunId::new(1),
-            step: Step::new(step),
-        }
     }
 
     /// This node has never heard of the job: whose it is, those say who hold its checkpoints.

@@ -2,14 +2,14 @@
 
 use storaged_codec::digest;
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
-use storaged_wire::peer::{CheckpointKey, HighMark, Holding, Lane, PeerMessage};
+use storaged_wire::peer::{CheckpointKey, Holding, Lane, PeerMessage};
 use storaged_wire::{
     CheckpointState, EnclosuresHeld, ManifestBytes, Rank, RefusalCode, RunId, Step,
 };
 
 use crate::api::{ConnId, FoundSuccessions, Input, Now, Output, RequestId};
 use crate::node::Node;
-use crate::testkit::{TOKEN, hear_from_all, job, owner, unknown_to_peers};
+use crate::testkit::{TOKEN, at, hear_from_all, job, owner, unknown_to_peers};
 
 pub(super) const FIVE: [&str; 5] = ["a", "b", "c", "d", "e"];
 
@@ -114,7 +114,7 @@ pub(super) fn holds(query: u64, step: u64, rank: u32) -> PeerMessage {
             parity: Vec::new(),
             enclosures: EnclosuresHeld::All,
         }],
-        mark: Some(mark(step)),
+        mark: Some(at(step)),
         copied: None,
     }
 }
@@ -157,12 +157,5 @@ pub(super) fn known(query: u64, step: u64) -> PeerMessage {
     PeerMessage::ManifestAnswer {
         query: Some(query),
         manifest,
-    }
-}
-
-pub(super) fn mark(step: u64) -> HighMark {
-    HighMark {
-        run: RunId::new(1),
-        step: Step::new(step),
     }
 }

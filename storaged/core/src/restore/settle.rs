@@ -198,7 +198,7 @@ mod tests {
 
     use super::super::scene::{
         FIVE, asked, asked_first, asks, codes, greets, holds, holds_nothing, known, makes_room,
-        manifest, mark, opens, refused,
+        manifest, opens, refused,
     };
     use crate::api::{DurableListing, DurablePolicy, Input, Now, Output};
     use crate::node::Node;
@@ -218,7 +218,7 @@ mod tests {
         PeerMessage::Marks(vec![NamespaceMark {
             namespace: job(),
             owner: owner(),
-            mark: mark(step),
+            mark: crate::testkit::at(step),
         }])
     }
 

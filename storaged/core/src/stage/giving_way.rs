@@ -120,11 +120,9 @@ impl Context {
             .values()
             .filter(|c| c.key.namespace == attached.namespace && c.shards.contains_key(&rank));
         let since = its.filter_map(|c| Some(c.giving_way.as_ref()?.since));
-        let by = since
-            .max()?
-            .plus(limits::GIVING_WAY_HEARD_MS + limits::REPEAT_MS);
-        let is_awaited = by.min(until) > self.now && !planted!("room_to_come_is_refused");
-        is_awaited.then(|| by.min(until))
+        let most_ms = limits::GIVING_WAY_HEARD_MS + limits::REPEAT_MS;
+        let by = since.max()?.plus(most_ms).min(until);
+        (by > self.now && !planted!("room_to_come_is_refused")).then_some(by)
     }
 
     /// As a home node: whether a node says that it holds nothing of a step because it has not heard yet that it is protected. It is told
@@ -151,12 +149,11 @@ impl Context {
 #[cfg(test)]
 mod tests {
     use storaged_codec::digest;
-    use storaged_wire::peer::UnowedCause;
+    use storaged_wire::peer::{PeerMessage, UnowedCause};
     use storaged_wire::{EnclosuresHeld, ManifestBytes};
 
     use super::*;
     use crate::testkit::{committed, hear, hear_from_all, last_of, manifest, sent};
-    use storaged_wire::peer::PeerMessage;
 
     fn sealed(step: u64) -> ManifestBytes {
         let manifest = manifest(step, &["a", "b"], &["c", "d"], 5, digest(b"any"));

@@ -32,13 +32,6 @@ impl Context {
         (has_waited || planted!("cut_off_nodes_hurry")) && self.was_left_behind(checkpoint)
     }
 
-    /// Whether a trainer has waited long enough for nodes that are gone since then, or so long that it does not matter: where links come
-    /// and go, each of their ends would begin it anew.
-    pub(super) fn has_waited_for_the_gone(&self, waited_ms: u64, since: Now) -> bool {
-        let waited_for_them = waited_ms.min(self.now.since(since));
-        waited_for_them >= limits::GONE_WORDS_MS || waited_ms >= limits::GONE_WORDS_MAX_MS
-    }
-
     /// Since when fewer than a majority of the members can be heard here, this node among them; none if more can.
     fn sees_few_since(&self) -> Option<Now> {
         let members = self.setup.members.iter().map(|member| &member.name);

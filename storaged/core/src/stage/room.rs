@@ -264,6 +264,13 @@ impl Context {
             && !(is_conclusive && self.is_found_bare(checkpoint))
     }
 
+    /// Whether a trainer has waited long enough for nodes that are gone since then, or so long that it does not matter: where links come
+    /// and go, each of their ends would begin it anew.
+    fn has_waited_for_the_gone(&self, waited_ms: u64, since: Now) -> bool {
+        let waited_for_them = waited_ms.min(self.now.since(since));
+        waited_for_them >= limits::GONE_WORDS_MS || waited_ms >= limits::GONE_WORDS_MAX_MS
+    }
+
     /// The newest checkpoint that could be restored from RAM right now, as far as this node knows.
     fn newest_whole(&self, namespace: &Namespace) -> Option<CheckpointKey> {
         let all_up = |manifest: &ManifestBytes| {

@@ -2,10 +2,9 @@
 
 use storaged_wire::local::{DurableWish, Reply};
 
-use crate::cluster::{CHUNK, Cluster, Room};
+use crate::cluster::{CHUNK, Cluster, Room, SLOT};
 use crate::testkit::acquire_slot;
 
-const SLOT: u64 = 2 << 20;
 const STRIPES: u64 = 10;
 /// What a trainer waits before anything goes for it, and a tick.
 const ASKED_MS: u64 = 2_200;

@@ -1,13 +1,11 @@
 //! Older steps that stay in RAM beside the newest one: as many as are configured, healed like it, and in nobody's way.
 
-use crate::cluster::{self, Cluster, Conduct, Room};
+use crate::cluster::{self, Cluster, Conduct, Room, SLOT};
 use storaged_core::DurableForm;
 use storaged_wire::Step;
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 
 const NODES: usize = 6;
-/// A slot of a shard of ten stripes, and its parity.
-const SLOT: u64 = 2 << 20;
 const PARITY: u64 = 10 * cluster::CHUNK;
 
 fn keeping(keep_steps: usize, budget: u64) -> Cluster {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::cluster::{self, Cluster, Conduct, Room};
+use crate::cluster::{self, Cluster, Conduct, Room, SLOT};
 use crate::testkit::{acquire_slot, open_shard, plan_newest};
 use storaged_core::Note;
 use storaged_wire::local::{DurableWish, Reply, Request, Role, standing};
@@ -10,8 +10,6 @@ use storaged_wire::peer::DropAnswer;
 use storaged_wire::{CheckpointState, NodeName, Rank, RefusalCode, Step, WorldSize};
 
 const NODES: usize = 6;
-/// A slot of a shard of ten stripes.
-const SLOT: u64 = 2 << 20;
 /// Its parity.
 const PARITY: u64 = 10 * cluster::CHUNK;
 

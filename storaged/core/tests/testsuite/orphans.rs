@@ -6,16 +6,6 @@ use crate::cluster::Cluster;
 
 const NODES: usize = 9;
 
-fn held(cluster: &Cluster) -> Vec<Vec<(u64, Option<u32>)>> {
-    (0..NODES).map(|node| cluster.held(node)).collect()
-}
-
-fn restarts_empty(cluster: &mut Cluster, nodes: &[usize]) {
-    nodes.iter().for_each(|node| cluster.kill(*node));
-    cluster.run_for(10_000);
-    nodes.iter().for_each(|node| cluster.start_after(0, *node));
-}
-
 /// All home nodes of the newest protected step lose their memory, which can be borne: whether one of them had a shard.
 fn loses_homes_of_protected(step: u64) -> Option<bool> {
     let mut cluster = Cluster::start_of(NODES, 4, 2, 10);
@@ -26,10 +16,14 @@ fn loses_homes_of_protected(step: u64) -> Option<bool> {
     if blocks > 2 || homes.contains(&0) {
         return None;
     }
-    let before = held(&cluster);
-    restarts_empty(&mut cluster, &homes);
+    let before = cluster.held_by_all();
+    cluster.restart_empty(&homes);
     cluster.run_for(60_000);
-    assert_eq!(held(&cluster), before, "step {step} of homes {homes:?}");
+    assert_eq!(
+        cluster.held_by_all(),
+        before,
+        "step {step} of homes {homes:?}"
+    );
     Some(homes.iter().any(|home| *home < 4))
 }
 
@@ -60,7 +54,7 @@ fn commit_that_homes_forget(step: u64, unheard: &[usize]) -> Option<Cluster> {
         return None;
     }
     cluster.scene.unheard.extend(unheard);
-    restarts_empty(&mut cluster, &homes);
+    cluster.restart_empty(&homes);
     coding.iter().for_each(|node| cluster.start_after(0, *node));
     cluster.run_for(2_000);
     Some(cluster)

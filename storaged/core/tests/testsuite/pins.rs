@@ -3,7 +3,7 @@
 
 mod decided;
 
-use crate::cluster::{self, Cluster, Room};
+use crate::cluster::{self, Cluster, Room, SLOT};
 use crate::testkit::{TOKEN, name, namespace};
 use storaged_core::Input;
 use storaged_wire::local::{DurableWish, Keep, Reply, Request, Role};
@@ -12,8 +12,6 @@ use storaged_wire::pins::{NamespacePins, Pin};
 use storaged_wire::{Owner, Refusal, RefusalCode, Step};
 
 const NODES: usize = 6;
-/// A slot of a shard of ten stripes, and its parity.
-const SLOT: u64 = 2 << 20;
 const PARITY: u64 = 10 * cluster::CHUNK;
 
 fn with_room(room: Room) -> Cluster {
@@ -245,13 +243,14 @@ fn loses_all_homes(step: u64) -> Option<bool> {
     }
     pinned(&mut cluster, 3, step);
     cluster.save_on_all(6, DurableWish::Never);
-    let held = |cluster: &Cluster| (0..9).map(|node| cluster.held(node)).collect::<Vec<_>>();
-    let before = held(&cluster);
-    homes.iter().for_each(|home| cluster.kill(*home));
-    cluster.run_for(10_000);
-    homes.iter().for_each(|home| cluster.start_after(0, *home));
+    let before = cluster.held_by_all();
+    cluster.restart_empty(&homes);
     cluster.run_for(60_000);
-    assert_eq!(held(&cluster), before, "step {step} of homes {homes:?}");
+    assert_eq!(
+        cluster.held_by_all(),
+        before,
+        "step {step} of homes {homes:?}"
+    );
     Some(homes.iter().any(|home| *home < 4))
 }
 

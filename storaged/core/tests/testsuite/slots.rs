@@ -2,16 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::cluster::{Cluster, Conduct, Room, Uploads};
+use crate::cluster::{Cluster, Conduct, Room, SLOT, Uploads};
 use crate::testkit::{acquire_slot, index, members, name, namespace, open_shard, plan_newest};
 use storaged_core::{DurableForm, Input, Viewer};
 use storaged_plan::homes;
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{CheckpointState, Rank, RefusalCode, Step};
-
-/// A slot of a shard of ten stripes.
-const SLOT: u64 = 2 << 20;
 
 /// Seals a step on n0 alone, whose peers' ranks hang; gives how long it waited for the slot.
 fn seal_alone(cluster: &mut Cluster, step: u64) -> u64 {

@@ -2,14 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::cluster::{Cluster, Conduct, Room, STRIPE_MS};
+use crate::cluster::{Cluster, Conduct, Room, SLOT, STRIPE_MS};
 use crate::testkit::{self, acquire_slot, plan_newest};
 use storaged_core::{Input, MemoryShare, Note, Viewer};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::{CheckpointState, Namespace, Rank, RefusalCode, TenantName};
-
-/// A slot of a shard of ten stripes.
-const SLOT: u64 = 2 << 20;
 
 fn tenant(name: &str) -> TenantName {
     TenantName::new(name).expect("a tenant")

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use crate::cluster::{CHUNK, Cluster, Room};
+use crate::cluster::{CHUNK, Cluster, Room, SLOT};
 use crate::testkit::{acquire_slot, commit_step, namespace};
 use storaged_core::ConnId;
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::{Digest, RefusalCode, Step};
 
 const STRIPES: u64 = 100;
-const SLOT: u64 = 2 << 20;
 const PARITY: u64 = STRIPES * CHUNK;
 const NODES: usize = 3;
 

@@ -30,6 +30,8 @@ use pauses::PauseEvent;
 pub use tier::{Conduct, Listing, Uploads};
 
 pub const CHUNK: u64 = CHUNK_BYTES as u64;
+/// A slot of a shard of ten stripes, or its parity: slots are whole 2 MiB.
+pub const SLOT: u64 = 2 << 20;
 /// What a stripe takes while one session runs; those that run side by side share the links.
 pub const STRIPE_MS: u64 = 10;
 const MESSAGES: MessageLimits = MessageLimits {
@@ -246,6 +248,13 @@ impl Cluster {
     /// Kills a node; the others notice by its silence.
     pub fn kill(&mut self, node: usize) {
         self.end_process(node);
+    }
+
+    /// Nodes lose their memory, all at once, and come back after their silence was noticed.
+    pub fn restart_empty(&mut self, nodes: &[usize]) {
+        nodes.iter().for_each(|node| self.kill(*node));
+        self.run_for(10_000);
+        nodes.iter().for_each(|node| self.start_after(0, *node));
     }
 
     /// The next daemon of a node may keep so much.

@@ -15,6 +15,12 @@ impl Cluster {
         blocks.map(|it| (it.key.step.get(), it.bears)).collect()
     }
 
+    /// The same of all nodes.
+    pub fn held_by_all(&self) -> Vec<Vec<(u64, Option<u32>)>> {
+        let all = 0..self.processes.len();
+        all.map(|node| self.held(node)).collect()
+    }
+
     /// The home nodes of a step, and how many of its blocks they hold.
     pub fn homes_of(&self, step: u64) -> (Vec<usize>, usize) {
         let shown = |node: usize| {
