@@ -129,17 +129,14 @@ pub(super) async fn enter(
     let sign = room.sign();
     let registry = registry_of(&membership)?;
     let remembered = Remembered::at(membership.remembered.clone());
-    let number = env.entropy.next();
-    let cluster = match &membership.cluster {
-        Some(name) => name.with_number(number),
-        None => format!("{number:016x}"),
-    };
+    let cluster = membership.first_name(env.entropy.next());
     let entering = Entering {
         registry: registry.clone(),
         arrival: membership.arrival.clone(),
         first: Roster::empty(cluster, membership.size),
         poll: membership.poll,
         remembered: remembered.read(),
+        memory: Some(remembered.clone()),
         geometry: config.geometry,
         presence: Arc::new(Dialled {
             tls: config.tls.clone(),

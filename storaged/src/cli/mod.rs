@@ -99,10 +99,8 @@ pub enum CliError {
     )]
     DrainedUnfinished(String),
     /// A daemon whose place another node has taken.
-    #[error(
-        "another node has this one's place since epoch {epoch}: {change}; started again, this node is a spare"
-    )]
-    PlaceTaken { epoch: u64, change: String },
+    #[error("at epoch {epoch} {place}; started again, this node is a spare")]
+    PlaceTaken { epoch: u64, place: String },
     /// Another machine has this node's name and certificate.
     #[error(transparent)]
     Twin(#[from] Twin),

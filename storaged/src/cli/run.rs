@@ -231,8 +231,8 @@ fn warn_of_listing(config: &Config) {
 fn ended(ending: &Ending) -> Result<(), CliError> {
     let left = match ending {
         Ending::PlaceTaken(taken) => {
-            let (epoch, change) = (taken.epoch, taken.change.clone());
-            return Err(CliError::PlaceTaken { epoch, change });
+            let (epoch, place) = (taken.epoch, taken.place.clone());
+            return Err(CliError::PlaceTaken { epoch, place });
         }
         Ending::Told(left) if left.is_empty() => return Ok(()),
         Ending::Told(left) => left,

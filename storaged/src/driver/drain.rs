@@ -104,7 +104,7 @@ impl Drain {
 
     /// Nobody fills the place any more, or another node does.
     pub fn place_is_gone(&mut self, taken: &PlaceTaken) {
-        let PlaceTaken { epoch, change } = taken;
+        let PlaceTaken { epoch, change, .. } = taken;
         let what = format!("given up since epoch {epoch}: {change}");
         if self.phase == DrainPhase::GivingUpPlace {
             self.over(Some(what), Instant::now());

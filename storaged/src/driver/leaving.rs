@@ -28,6 +28,9 @@ pub(super) const AT_LEAST_DURABLE: u32 = 0;
 /// them with a checkpoint that is in the tier but for the manifest, which they then give up.
 const TOLD_WITHIN: Duration = Duration::from_millis(1_500);
 
+/// What has come meanwhile, of a job that trains on, may be done a moment later.
+const QUIET_WITHIN: Duration = Duration::from_secs(3);
+
 /// A daemon that was told to stop.
 pub(super) struct Leaving {
     until: Instant,
@@ -36,6 +39,8 @@ pub(super) struct Leaving {
     told_at: Option<Instant>,
     last_save_at: Instant,
     last_work: LastWork,
+    /// Until when a moment is waited for in which nothing is unfinished, once all that was is done.
+    quiet_by: Option<Instant>,
     look_at: Instant,
     say_at: Instant,
 }
@@ -99,7 +104,11 @@ impl Daemon {
 
     /// Another node has this one's place. Nobody else has its uploads yet.
     pub(super) fn heed_loss_of_place(&mut self, taken: PlaceTaken) {
-        let PlaceTaken { epoch, change } = &taken;
+        let PlaceTaken {
+            epoch,
+            change,
+            place,
+        } = &taken;
         if let Some(Leaving {
             told_by: ToldBy::Operator(drain),
             ..
@@ -112,6 +121,7 @@ impl Daemon {
         tracing::error!(
             epoch,
             change,
+            place,
             "this node has lost its place: it finishes what only it can, ends, and is a spare from its next start on"
         );
         if self.leaving.is_none() {
@@ -157,6 +167,7 @@ impl Daemon {
             told_at: self.node.awaits_copies().then_some(now + TOLD_WITHIN),
             last_save_at: now + LAST_SAVE,
             last_work: LastWork::default(),
+            quiet_by: None,
             look_at: now,
             say_at: now,
         }
@@ -215,8 +226,14 @@ impl Daemon {
         }
         if waits.is_empty() && leaving.told_at.is_none_or(|at| now >= at) {
             // What was begun later is left too, and is said.
-            return Look::Ready(self.left_by(leaving));
+            let left = self.left_by(leaving);
+            let quiet_by = *leaving.quiet_by.get_or_insert(now + QUIET_WITHIN);
+            if left.is_empty() || now >= quiet_by || self.left_now().is_empty() {
+                return Look::Ready(left);
+            }
+            return Look::Busy;
         }
+        leaving.quiet_by = None;
         if now >= leaving.say_at {
             leaving.say_at = now + SAY_EVERY;
             let seconds = (leaving.until - now).as_secs();

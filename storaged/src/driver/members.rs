@@ -31,13 +31,30 @@ pub struct Members {
     pub going: Arc<Notify>,
 }
 
-/// Another node fills this one's place.
+/// Another node fills this one's place, or nobody.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlaceTaken {
-    /// Since which epoch.
+    /// The newest epoch when this node heard of it.
     pub epoch: u64,
-    /// What that one changed.
+    /// What that one changed: another place, if several epochs had passed.
     pub change: String,
+    /// What has become of the place.
+    pub place: String,
+}
+
+impl PlaceTaken {
+    fn by(roster: &Roster, own: &NodeName) -> Self {
+        let place = match roster.place(own).map(|place| place.node.as_ref()) {
+            Some(Some(node)) => format!("{node} has the place {own} of this node"),
+            Some(None) => format!("the place {own} of this node is vacant"),
+            None => format!("the place {own} of this node was removed"),
+        };
+        Self {
+            epoch: roster.epoch,
+            change: roster.change.clone(),
+            place,
+        }
+    }
 }
 
 /// What a change of the roster means for the loop.
@@ -99,7 +116,13 @@ impl Daemon {
                 self.links.registry_fault = fault;
                 MembersNews::Taken(None)
             }
-            Change::PlaceTaken { epoch, change } => MembersNews::Over(PlaceTaken { epoch, change }),
+            Change::PlaceTaken(roster) => {
+                // Were it forgotten, the node would take the place again should it find the registry away at its next start.
+                if let Some(members) = &self.members {
+                    members.remembered.write(&roster);
+                }
+                MembersNews::Over(PlaceTaken::by(&roster, &self.config.name))
+            }
         }
     }
 

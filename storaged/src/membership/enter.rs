@@ -9,6 +9,7 @@ use storaged_wire::{Geometry, NodeName};
 use tokio::time::Instant;
 
 use super::registry::{Proposal, Registry, RegistryError, gone_back};
+use super::remembered::Remembered;
 use super::roster::{Arrival, Arrived, Roster};
 use super::twin::{Presence, Twin};
 
@@ -25,6 +26,8 @@ pub struct Entering {
     pub poll: Duration,
     /// What it saw last, before it was started again.
     pub remembered: Option<Roster>,
+    /// Where it remembers what it sees.
+    pub memory: Option<Remembered>,
     /// How checkpoints are coded.
     pub geometry: Option<Geometry>,
     /// Who answers where.
@@ -132,12 +135,20 @@ pub struct Entered {
 }
 
 impl Entering {
-    /// The place that it had, as it remembers.
-    fn remembered_place(&self) -> Option<Entered> {
-        let roster = self.remembered.clone()?;
+    /// The place that it had by the newest roster that it has seen: one that it remembers from before may have given its place to another
+    /// node since.
+    fn remembered_place(&self, history: &History) -> Option<Entered> {
+        let roster = history.known.clone()?;
         match roster.arrive(&self.arrival) {
             Arrived::Placed(place) => Some(Entered { roster, place }),
             _ => None,
+        }
+    }
+
+    /// A node that has lost its place would take it again, should it find the registry away at its next start.
+    fn remember(&self, roster: &Roster) {
+        if let Some(memory) = &self.memory {
+            memory.write(roster);
         }
     }
 
@@ -150,6 +161,9 @@ impl Entering {
     ) -> Result<(), Waits> {
         let Some(known) = &history.known else {
             history.known = found.cloned();
+            if let Some(found) = found {
+                self.remember(found);
+            }
             return Ok(());
         };
         let goes_on = |it: &&Roster| it.cluster == known.cluster && it.epoch >= known.epoch;
@@ -159,6 +173,7 @@ impl Entering {
         if found != known {
             let confirmed = self.registry.confirm(known).await;
             confirmed.map_err(Waits::ForRegistry)?;
+            self.remember(found);
             history.known = Some(found.clone());
         }
         Ok(())
@@ -271,7 +286,7 @@ pub async fn enter(entering: &Entering, mut say: impl FnMut(&Waits)) -> Result<E
                     _ => None,
                 };
                 if away_since.is_some_and(|since| now - since >= AWAY_AFTER)
-                    && let Some(entered) = entering.remembered_place()
+                    && let Some(entered) = entering.remembered_place(&history)
                 {
                     let (place, epoch) = (&entered.place, entered.roster.epoch);
                     tracing::warn!(%place, epoch, reason = %waits, "the place is as this node remembers it");

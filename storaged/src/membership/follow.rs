@@ -49,7 +49,7 @@ pub enum Change {
         passed: Vec<EpochMembers>,
     },
     /// Another node fills this one's place, or it was removed.
-    PlaceTaken { epoch: u64, change: String },
+    PlaceTaken(Box<Roster>),
     /// Why the registry cannot be used now; none: it can again.
     Fault(Option<String>),
 }
@@ -272,10 +272,7 @@ impl Following {
     }
 
     fn taken(&self) -> Change {
-        Change::PlaceTaken {
-            epoch: self.roster.epoch,
-            change: self.roster.change.clone(),
-        }
+        Change::PlaceTaken(Box::new(self.roster.clone()))
     }
 
     /// Gives up this node's own place, for good: it goes.
@@ -377,7 +374,7 @@ pub async fn follow(
         let Ok(Some(change)) = looked else {
             continue;
         };
-        let is_over = matches!(change, Change::PlaceTaken { .. });
+        let is_over = matches!(change, Change::PlaceTaken(_));
         if changes.send(change).await.is_err() || is_over {
             return;
         }

@@ -170,3 +170,32 @@ async fn a_record_after_which_none_can_come_is_refused() {
         assert!(matches!(error, RegistryError::Roster { .. }), "{error}");
     }
 }
+
+/// It remembers its place from before, and has seen since that another node has it, in this life or the one before.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_was_replaced_takes_no_place_while_the_registry_is_away() {
+    let known = full(&["a", "b", "c"]);
+    let replaced = known
+        .vacated(&name("a"), Comeback::Refused, "broken")
+        .expect("a place");
+    let (shelf, registry) = shelf(&[&known, &replaced]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let memory = Remembered::at(folder.path().join("roster"));
+    memory.write(&known);
+    for life in 0..2 {
+        let again = Entering {
+            remembered: memory.read(),
+            memory: Some(memory.clone()),
+            ..entering(&registry, "a", 3)
+        };
+        let mut said = Vec::new();
+        let enters = enter(&again, |waits| {
+            said.push(waits.to_string());
+            shelf.put_back(&[]);
+        });
+        let entered = tokio::time::timeout(Duration::from_secs(60), enters).await;
+        assert!(entered.is_err(), "{life}: {entered:?}");
+        assert_eq!(said[0].contains("admit"), life == 0, "{said:?}");
+        assert!(said[1 - life].contains("gone back"), "{said:?}");
+    }
+}

@@ -250,6 +250,7 @@ pub(super) fn entering(registry: &Registry, node: &str, size: usize) -> Entering
         first: Roster::empty(format!("of {node}"), size),
         poll: Duration::from_secs(1),
         remembered: None,
+        memory: None,
         geometry: None,
         presence: Arc::new(Nobody),
     }
@@ -469,7 +470,7 @@ async fn a_node_takes_its_place_again_and_hears_when_another_has_it() {
         .vacated(&name("b"), Comeback::Refused, "broken")
         .unwrap();
     registry.propose(&replaced).await.unwrap();
-    let Some(Change::PlaceTaken { .. }) = received.recv().await else {
+    let Some(Change::PlaceTaken(_)) = received.recv().await else {
         panic!("it has none");
     };
     assert!(
@@ -526,15 +527,15 @@ async fn a_node_that_goes_gives_up_its_place_beside_another_vacant_one() {
     let began = Instant::now();
     tokio::spawn(follow(node, seen, changes));
     going.notify_one();
-    let Some(Change::PlaceTaken { epoch, change }) = received.recv().await else {
+    let Some(Change::PlaceTaken(seen)) = received.recv().await else {
         panic!("it has none");
     };
     assert!(
         began.elapsed() < Duration::from_secs(1),
         "not at its next look"
     );
-    assert_eq!(epoch, without_c.epoch + 1);
-    assert_eq!(change, "b no longer fills b: it was drained");
+    assert_eq!(seen.epoch, without_c.epoch + 1);
+    assert_eq!(seen.change, "b no longer fills b: it was drained");
     let newest = registry.newest().await.unwrap().unwrap();
     assert_eq!(places(&newest), ["a=a/1", "b=-/1", "c=-/1"]);
     assert_eq!(newest.arrive(&arrival("b")), Arrived::Dismissed);
