@@ -5,6 +5,7 @@ pub mod clients;
 pub mod etcd;
 pub mod hostile;
 pub mod kubernetes;
+pub mod peer;
 pub mod registries;
 pub mod rolling;
 pub mod sim;

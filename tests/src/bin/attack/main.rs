@@ -1,4 +1,4 @@
-//! Attacks on a node by its own users and by a hand on its durable directory, each with real processes, while the job of another tenant saves
+//! Attacks on a node by its own users, by a hand on its durable directory and by another node of its cluster, each with real processes, while the job of another tenant saves
 //! and restores. Says which of them held, what each cost, and writes the keys of `docs/bench/security.json`.
 //!
 //!     attack [--write FILE] [--quick] [--only NAME,NAME] [--memory-wait 60]
@@ -9,6 +9,7 @@ mod connections;
 mod cross;
 mod enemy;
 mod honest;
+mod peer;
 mod planted;
 mod report;
 mod requests;
@@ -26,7 +27,7 @@ use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use report::Report;
-use scene::Scene;
+use scene::{Enemy, Scene};
 use trial::{Attack, Length, Trial};
 
 #[derive(Parser)]
@@ -50,6 +51,7 @@ const fn quick(name: &'static str, run: fn(&Scene) -> Result<String>) -> Attack 
     Attack {
         name,
         length: Length::Quick,
+        enemy: Enemy::User,
         run,
     }
 }
@@ -58,12 +60,24 @@ const fn long(name: &'static str, run: fn(&Scene) -> Result<String>) -> Attack {
     Attack {
         name,
         length: Length::Long,
+        enemy: Enemy::User,
         run,
     }
 }
 
-/// All of them. Those that leave files in the durable directory come late, and last the one after which the tenant may open no job for a while.
-const ATTACKS: [Attack; 30] = [
+/// An attack by a node; they are all quick.
+const fn by_a_node(name: &'static str, run: fn(&Scene) -> Result<String>) -> Attack {
+    Attack {
+        name,
+        length: Length::Quick,
+        enemy: Enemy::Node,
+        run,
+    }
+}
+
+/// All of them. Those that leave files in the durable directory come late, and then the one after which the tenant may open no job for a while.
+/// A node's come last, in a cluster of their own.
+const ATTACKS: [Attack; 36] = [
     quick("frames_of_a_stranger", connections::frames_of_a_stranger),
     quick(
         "connections_of_a_stranger",
@@ -109,6 +123,12 @@ const ATTACKS: [Attack; 30] = [
     long("fifo_in_the_tier", tier::fifo),
     long("symlink_in_the_tier", tier::symlink),
     long("twenty_thousand_runs", requests::twenty_thousand_runs),
+    by_a_node("fences_of_a_node", peer::fences_without_end),
+    by_a_node("questions_of_a_node", peer::questions_without_end),
+    by_a_node("lies_of_a_node", peer::lies_about_steps),
+    by_a_node("sessions_of_a_node", peer::sessions_without_end),
+    by_a_node("parcels_of_a_node", peer::parcels_that_never_come),
+    by_a_node("noise_of_a_node", peer::noise),
 ];
 
 /// By this name alone: each of them must be told of.

@@ -76,6 +76,7 @@ impl Report {
         let tried = sum(|it| it.saves.tried);
         let most = all().map(|it| it.memory).max().unwrap_or_default();
         let times = all().flat_map(|it| it.status.iter().copied());
+        let worst = all().map(|it| p99_ms(it.status.iter().copied()));
         let mut figures = BTreeMap::from([
             ("attacks", self.outcomes.len() as f64),
             ("attacks_held", sum(|it| u64::from(it.fell.is_empty()))),
@@ -86,6 +87,7 @@ impl Report {
                 sum(|it| it.saves.in_time) / tried.max(1.0),
             ),
             ("status_p99_ms_during_attacks", p99_ms(times)),
+            ("status_p99_ms_in_worst_attack", worst.fold(0.0, f64::max)),
             ("status_p99_ms_at_rest", p99_ms(self.rest.iter().copied())),
             ("daemon_aborts", sum(|it| it.aborts as u64)),
         ]);

@@ -1,4 +1,5 @@
-//! Three nodes with two tenants: red, whose job is honest, and blue, whose programs are not.
+//! Three nodes with two tenants: red, whose job is honest, and blue, whose programs are not. Against some attacks there is a fourth node, which
+//! is not either.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use storaged_sdk::wire::Namespace;
 use storaged_sdk::{Client, WithTrainers};
 use storaged_tests::clients::Clients;
 use storaged_tests::hostile::{NOBODY, as_nobody, open_to_all};
+use storaged_tests::peer::HostilePeer;
 use storaged_tests::system::System;
 
 use crate::honest::{DURABLE_EVERY, Honest};
@@ -17,20 +19,34 @@ use crate::watch::{Watch, Watched, own_memory};
 
 /// (2, 1): the honest job's two ranks and their parity.
 const NODES: usize = 3;
+/// The node that is not honest, where there is one: with a certificate like all others, and no daemon.
+const LIAR: usize = NODES;
 /// RAM for checkpoints on each node, and what red is sure of.
 pub const BUDGET: u64 = 512 << 20;
 const GUARANTEED: u64 = 64 << 20;
 /// Longer than anything takes that comes about at all.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Who attacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Enemy {
+    /// Users of the nodes.
+    User,
+    /// A node of the cluster.
+    Node,
+}
+
 /// A cluster whose first node is attacked.
 pub struct Scene {
+    pub enemy: Enemy,
     // Dropped first: they ask daemons that the system ends.
     pub honest: Honest,
     pub watch: Watch,
     /// Blue's sockets, by node.
     pub blue: Vec<PathBuf>,
     pub system: System,
+    /// The node that is not honest.
+    pub peer: Option<HostilePeer>,
     processes: Vec<u32>,
 }
 
@@ -51,8 +67,12 @@ fn tenants(red: &Path, blue: &Path) -> String {
 }
 
 impl Scene {
-    pub fn start() -> Result<Self> {
-        let mut system = System::prepared(NODES, Some((2, 1)), &settings())?;
+    pub fn start(enemy: Enemy) -> Result<Self> {
+        let nodes = match enemy {
+            Enemy::User => NODES,
+            Enemy::Node => LIAR + 1,
+        };
+        let mut system = System::prepared(nodes, Some((2, 1)), &settings())?;
         let mut blue = Vec::new();
         for node in 0..NODES {
             let red = system.cluster.socket(node);
@@ -61,7 +81,15 @@ impl Scene {
             system.cluster.configure(node, &tenants(red, &own))?;
             blue.push(own.join("storaged.sock"));
         }
-        system.cluster.start_all()?;
+        (0..NODES).try_for_each(|node| system.cluster.start(node))?;
+        let peer = match enemy {
+            Enemy::User => None,
+            Enemy::Node => {
+                let honest: Vec<usize> = (0..NODES).collect();
+                Some(HostilePeer::start(&system, LIAR, &honest)?)
+            }
+        };
+        (0..NODES).try_for_each(|node| system.cluster.wait_for_peers(node, nodes - 1))?;
         system.token = Vec::new();
         open_to_all(&system)?;
         let processes = (0..NODES).map(|node| system.cluster.pid(node));
@@ -73,15 +101,22 @@ impl Scene {
         });
         let watched = watched.collect();
         let scene = Self {
+            enemy,
             honest: Honest::start((*system).clone()),
             watch: Watch::start(watched),
             blue,
             system,
+            peer,
             processes,
         };
         // A first save and a first restore take what the daemons then keep.
         scene.endure(DURABLE_EVERY)?;
         Ok(scene)
+    }
+
+    /// The nodes that have a daemon.
+    pub fn running(&self) -> std::ops::Range<usize> {
+        0..NODES
     }
 
     /// Red's socket on the node that is attacked.
@@ -151,6 +186,14 @@ impl Scene {
     /// # Errors
     /// If it stands still for very long, or a daemon has ended.
     pub fn endure(&self, rounds: u64) -> Result<()> {
+        self.endure_beside(rounds, || Ok(()))
+    }
+
+    /// The same while something is done again and again.
+    ///
+    /// # Errors
+    /// If that fails, too.
+    pub fn endure_beside(&self, rounds: u64, mut work: impl FnMut() -> Result<()>) -> Result<()> {
         let (began, before) = (Instant::now(), self.honest.count());
         while self.honest.count().restored < before.restored + rounds {
             ensure!(self.aborted() == 0, "a daemon has ended");
@@ -162,6 +205,7 @@ impl Scene {
                 count.restored,
                 count.faults
             );
+            work()?;
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())

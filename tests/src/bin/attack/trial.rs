@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 
 use crate::cross;
 use crate::report::{Outcome, Report};
-use crate::scene::Scene;
+use crate::scene::{Enemy, Scene};
 use crate::watch::Measured;
 
 /// What the honest job does during an attack, at least, and after it.
@@ -25,11 +25,12 @@ pub enum Length {
 pub struct Attack {
     pub name: &'static str,
     pub length: Length,
+    pub enemy: Enemy,
     /// What it saw; an error is something that must not be.
     pub run: fn(&Scene) -> Result<String>,
 }
 
-/// Attacks share a scene until one of them is not held: those after it start anew.
+/// Attacks share a scene until one of them is not held, or another enemy's turn comes: those after it start anew.
 pub struct Trial {
     scene: Option<Scene>,
     memory_wait: Duration,
@@ -44,11 +45,12 @@ impl Trial {
         }
     }
 
-    fn scene(&mut self, report: &mut Report) -> Result<Scene> {
-        if let Some(scene) = self.scene.take() {
+    fn scene(&mut self, enemy: Enemy, report: &mut Report) -> Result<Scene> {
+        let of_before = self.scene.take();
+        if let Some(scene) = of_before.filter(|it| it.enemy == enemy) {
             return Ok(scene);
         }
-        let scene = Scene::start()?;
+        let scene = Scene::start(enemy)?;
         scene.watch.take();
         scene.endure(ROUNDS)?;
         report.rested(scene.watch.take().status);
@@ -58,7 +60,7 @@ impl Trial {
     /// # Errors
     /// If there is no cluster to attack; what an attack breaks is reported.
     pub fn run(&mut self, attack: &Attack, report: &mut Report) -> Result<()> {
-        let scene = self.scene(report)?;
+        let scene = self.scene(attack.enemy, report)?;
         scene.watch.take();
         scene.endure(1)?;
         let rest = scene.watch.take().memory;
@@ -102,7 +104,7 @@ impl Trial {
     /// If there is no cluster, or the honest job does not survive it.
     pub fn cross(&mut self, report: &mut Report) -> Result<()> {
         self.scene = None;
-        let scene = self.scene(report)?;
+        let scene = self.scene(Enemy::User, report)?;
         cross::measure(&scene, report)
     }
 
