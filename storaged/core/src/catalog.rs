@@ -34,6 +34,8 @@ pub(crate) struct Peer {
     pub generation: Generation,
     /// Since when it is so.
     pub since: Now,
+    /// When its daemon was heard of first: a link that breaks off and comes back takes nothing from what it has.
+    pub known_since: Now,
 }
 
 /// What a slot is in use for.
@@ -276,6 +278,13 @@ pub(crate) struct NoRoomThere {
     /// As it said.
     pub reason: String,
     /// Since when some node has none, and when one said so last.
+    pub since: Now,
+    pub heard_at: Now,
+}
+
+/// Steps of a job have found no room for parity on some node, and none of it has been protected since.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ParityRefused {
     pub since: Now,
     pub heard_at: Now,
 }
@@ -564,6 +573,8 @@ pub(crate) struct NamespaceTable {
     pub evicted: Option<HighMark>,
     /// Why checkpoints were given up, for those who wait for them.
     pub abandoned: BTreeMap<(RunId, Step), String>,
+    /// Since when no step is protected for want of room.
+    pub parity_refused: Option<ParityRefused>,
 }
 
 impl NamespaceTable {
@@ -590,6 +601,7 @@ impl NamespaceTable {
             vouched: Vouched::default(),
             evicted: None,
             abandoned: BTreeMap::new(),
+            parity_refused: None,
         }
     }
 }
@@ -606,6 +618,17 @@ pub(crate) struct Attached {
     pub trainer: Option<(RunId, Rank, WorldSize)>,
     /// Slots whose descriptor this connection was given.
     pub slots_passed: BTreeSet<SlotId>,
+    /// It has been refused a slot, and was given none since.
+    pub refused_slot: Option<RefusedSlot>,
+}
+
+/// Requests of a trainer for a slot that were refused one after another.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RefusedSlot {
+    /// When the first of them came.
+    pub lacking_since: Now,
+    /// When the last was refused.
+    pub last: Now,
 }
 
 impl Attached {
@@ -629,6 +652,8 @@ pub(crate) enum WaiterWish {
     Slot {
         bytes: u64,
         since: Now,
+        /// Since when it has asked in vain.
+        lacking_since: Now,
         /// The caller's own limit; that of the waiter may be shorter.
         until: Now,
     },

@@ -224,6 +224,21 @@ impl Context {
         known.is_some_and(|known| known.generation != generation)
     }
 
+    /// A peer's link is up; what was known of it while it was up before. A link that breaks off and comes back takes nothing from what the
+    /// daemon has.
+    pub(crate) fn note_peer(&mut self, node: &NodeName, generation: Generation) -> Option<Peer> {
+        let since = self.now;
+        let known = self.peers.get(node).or(self.down.get(node));
+        let is_same =
+            |it: &&Peer| it.generation == generation && !planted!("links_that_flap_are_restarts");
+        let known = Peer {
+            generation,
+            since,
+            known_since: known.filter(is_same).map_or(since, |it| it.known_since),
+        };
+        self.peers.insert(node.clone(), known)
+    }
+
     /// Another daemon runs on a node: what the one before said of itself is past.
     pub(crate) fn forget_said(&mut self, node: &NodeName) {
         self.forget_announced(node);

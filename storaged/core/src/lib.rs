@@ -49,8 +49,8 @@ pub use api::{
     MemoryShare, MessageLimits, Note, Now, Output, ParityId, Preparation, Prepared, QueryId,
     RateBasis, Registration, RegistryFault, Removed, RequestId, RunAuthority, RunsWithoutTier,
     ScrubPiece, ScrubTally, SessionPurpose, SessionTally, SessionWork, SetAside, SetAsideCause,
-    Setup, Sink, SlotShard, Source, StripeTurn, SuccessionFault, Trust, Unread, UploadBase,
-    Urgency, Viewer,
+    Setup, Sink, SlotShard, Source, StripeTurn, SuccessionFault, TierNews, Trust, Unread,
+    UploadBase, Urgency, Viewer,
 };
 pub use audit::{Audit, Shown};
 pub use budget::{Ledger, NoRoom};

@@ -215,11 +215,14 @@ pub const BUDGET_WAIT_MS: u64 = 3_000;
 /// takes to ask again, so that room which comes meanwhile is found.
 pub const PARITY_YIELDS_AFTER_MS: u64 = 10_000;
 
+/// And after this time for a newer one of the same job, counted from when steps of it began to find no room.
+pub const PARITY_YIELDS_IN_JOB_MS: u64 = 2_500;
+
 /// And after this time for any, because the preferred one may not fit even so. Until then the preferred one has taken the room elsewhere, and
 /// nothing of it is refused any more.
 pub const PARITY_YIELDS_AT_LAST_MS: u64 = 45_000;
 
-/// What a node has no room for is news for so long: whoever leads it asks again after at most 8 s.
+/// What a node has no room for is news for so long: whoever leads it asks again after at most 2 s.
 pub const NO_ROOM_HEARD_MS: u64 = 10_000;
 
 /// How often the patience doubles from one time to the next that a step's parity makes way: up to 10 or 48 minutes.
@@ -250,8 +253,11 @@ pub const SUPERSEDE_AFTER_MS: u64 = 1_000;
 /// And so long before a step does that home nodes called protected before they lost their memory: nodes that are away may come back with its blocks.
 pub const GONE_WORDS_MS: u64 = 6_000;
 
-/// And no longer than this, whatever goes meanwhile.
+/// And no longer than this, whatever goes meanwhile. So long stays what a run may have gone on from, too.
 pub const GONE_WORDS_MAX_MS: u64 = 30_000;
+
+/// A trainer that was refused a slot has gone on waiting if it asks again in this time.
+pub const ASKED_AGAIN_MS: u64 = 60_000;
 
 /// And so long before the one that is on its way to the durable tier does.
 pub const UPLOAD_YIELDS_AFTER_MS: u64 = 3_000;
@@ -296,9 +302,12 @@ pub const SESSION_RETRY_MS: u64 = 1_000;
 /// How often that wait doubles while a lane fails again and again: to 32 s.
 pub const SESSION_RETRY_DOUBLINGS: u32 = 5;
 
-/// The same where one member blames another, or has no room: to 8 s. A leader hears neither that a link between two others is back nor
-/// that another node has room again, so a longer wait leaves a step unprotected for as long after the fault has ended.
+/// The same where one member blames another: to 8 s. A leader does not hear that a link between two others is back, so a longer wait leaves
+/// a step unprotected for as long after the fault has ended.
 pub const LINK_RETRY_DOUBLINGS: u32 = 3;
+
+/// And where one has no room: to 2 s. What makes way there for a step may take no longer than a trainer waits for its slot.
+pub const NO_ROOM_RETRY_DOUBLINGS: u32 = 1;
 
 /// Nodes tell each other so often which jobs have trainers, beside when that changes.
 pub const ATTACHED_EVERY_MS: u64 = 10_000;
@@ -367,6 +376,12 @@ pub const DURABLE_LIST_MAX_MS: u64 = 20_000;
 
 /// A failed upload is tried again after this time.
 pub const UPLOAD_RETRY_MS: u64 = 5_000;
+
+/// Each home node has so long to write a manifest, before the next one does.
+pub const PUBLISHING_MS: u64 = 10_000;
+
+/// And so much longer for each rank, of which it may have to read the index of an increment.
+pub const PUBLISHING_RANK_MS: u64 = 20;
 
 /// Longest wait that a request may ask for.
 pub const REQUEST_MAX_MS: u64 = 600_000;
@@ -545,10 +560,10 @@ const _: () = assert!(
     "a proposal is the start of a session"
 );
 const _: () = assert!(
-    NO_ROOM_HEARD_MS > SESSION_RETRY_MS << LINK_RETRY_DOUBLINGS,
+    NO_ROOM_HEARD_MS > SESSION_RETRY_MS << NO_ROOM_RETRY_DOUBLINGS,
     "what has no room is asked for again while that is news"
 );
 const _: () = assert!(
-    HELD_OFF_MS > (SESSION_RETRY_MS << LINK_RETRY_DOUBLINGS) + PROPOSE_MAX_MS,
+    HELD_OFF_MS > (SESSION_RETRY_MS << NO_ROOM_RETRY_DOUBLINGS) + PROPOSE_MAX_MS,
     "what parity made way for asks again before it comes back"
 );

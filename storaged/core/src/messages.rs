@@ -125,6 +125,7 @@ impl Context {
             return;
         };
         let teller = relay.as_ref().map_or(from, |relay| &relay.of).clone();
+        self.is_taken_up_again(&teller, name);
         self.say_stored(&teller, &key, name);
         if let Some(relay) = relay {
             self.hand_on(parcel, is, BTreeMap::from([(relay.of, relay.to)]));

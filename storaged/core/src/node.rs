@@ -206,7 +206,7 @@ impl Node {
             Input::Published { manifest, outcome } => self.cx.published(manifest, outcome),
             Input::DurableListed { query, outcome } => self.durable_listed(query, outcome),
             Input::Curated { id, outcome } => self.cx.curated(id, outcome),
-            Input::DurableState(outcome) => self.cx.tier_opened(outcome),
+            Input::DurableState(news) => self.cx.tier_heard(news),
             answer @ (Input::RunClaimed { .. }
             | Input::RunRegistered { .. }
             | Input::RunRecorded { .. }
@@ -523,8 +523,7 @@ impl Node {
             self.cx.forget_said(&node);
         }
         let since = self.cx.now;
-        let known = Peer { generation, since };
-        let before = self.cx.peers.insert(node.clone(), known);
+        let before = self.cx.note_peer(&node, generation);
         if before.is_none() && !self.cx.down.contains_key(&node) {
             self.cx.joined_at = since;
         }

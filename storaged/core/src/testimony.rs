@@ -115,8 +115,8 @@ impl Context {
         self.forget_vouchers(node);
         for checkpoint in self.checkpoints.values_mut() {
             checkpoint.told.remove(node);
-            checkpoint.standing.forget(node, now);
             checkpoint.standing.let_go(node);
+            checkpoint.standing.forget(node, now);
         }
         for table in self.namespaces.values_mut() {
             table.words.remove(node);

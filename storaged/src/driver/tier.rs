@@ -1,9 +1,9 @@
 //! The durable tier as the driver opens it, and the threads of its copies.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use storaged_core::{DurableFault, Input};
+use storaged_core::{DurableFault, Input, TierNews};
 use tokio::sync::{mpsc, watch};
 
 use super::StartError;
@@ -13,11 +13,13 @@ use crate::env::{Environment, Offload};
 use crate::memory::Memory;
 use crate::net::Net;
 use crate::pool::Pool;
-use crate::trickle::store::{self, Encrypted, KeyRing, Opening, Store, StoreError};
+use crate::trickle::store::{self, Encrypted, KeyRing, Opening, Store, StoreError, WriteWatch};
 use crate::trickle::{Trickle, TrickleThreads};
 
 /// A start waits so long for the first attempt to open the durable tier: what is wrong with its configuration ends it.
 const FIRST_ATTEMPT_WAIT: Duration = Duration::from_secs(3);
+
+const LOOK_AT_WRITES_EVERY: Duration = Duration::from_secs(1);
 
 /// Begins to open the durable tier. A start waits a moment for the first attempt, but not for a tier that is down.
 async fn open_tier(
@@ -34,6 +36,7 @@ async fn open_tier(
         return Err(error.again());
     }
     tokio::spawn(watch_tier(lazy.opening(), inputs.clone()));
+    tokio::spawn(watch_writes(Arc::downgrade(&lazy.writes()), inputs.clone()));
     Ok(Arc::new(lazy))
 }
 
@@ -46,9 +49,46 @@ async fn watch_tier(mut opening: watch::Receiver<Opening>, inputs: mpsc::Sender<
             Opening::Open(_) => (Some(Ok(())), true),
         };
         if let Some(state) = state {
-            let _ = inputs.send(Input::DurableState(state)).await;
+            let _ = inputs
+                .send(Input::DurableState(TierNews::Opened(state)))
+                .await;
         }
         if last || opening.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Tells the decisions whether writes are answered, while there is a store.
+async fn watch_writes(writes: Weak<WriteWatch>, inputs: mpsc::Sender<Input>) {
+    // How many had been answered when it was found that no more are.
+    let mut silent_at = None;
+    loop {
+        tokio::time::sleep(LOOK_AT_WRITES_EVERY).await;
+        let Some(writes) = writes.upgrade() else {
+            return;
+        };
+        let answers = writes.answers();
+        let state = match (silent_at, writes.silence()) {
+            (None, Some(silence)) => {
+                silent_at = Some(answers);
+                let seconds = silence.as_secs();
+                Err(DurableFault::Unavailable(format!(
+                    "it hangs: no write has been answered for {seconds} s"
+                )))
+            }
+            // That nobody asks any more makes nothing well.
+            (Some(before), None) if answers > before => {
+                silent_at = None;
+                Ok(())
+            }
+            _ => continue,
+        };
+        if inputs
+            .send(Input::DurableState(TierNews::Writes(state)))
+            .await
+            .is_err()
+        {
             return;
         }
     }

@@ -2,6 +2,7 @@
 //! manifest, and names the checkpoint that was durable before, so that one that somebody removes is missed. What has a wrong MAC is
 //! never used; what has none is used as `trickle.require_mac` says.
 
+use bytes::Bytes;
 use futures::FutureExt;
 use storaged_codec::Digest;
 use storaged_core::{Authorship, DurableFault, SetAsideCause, Trust};
@@ -81,8 +82,21 @@ impl Trickle {
             increments,
         };
         let at = object(record, PROVENANCE_OBJECT)?;
-        self.put_mine(&at, provenance.to_object(&keys.newest).into())
-            .await
+        let bytes = Bytes::from(provenance.to_object(&keys.newest));
+        match self.store.put_new(&at, bytes.clone()).await {
+            Err(StoreError::AlreadyExists { .. }) => {}
+            outcome => return Ok(outcome?),
+        }
+        // Another home node may be at it too, or have been: what readers accept stays, also if this node is the one that comes late, with a
+        // key that was retired meanwhile.
+        let there = self.store.get(&at, None).await?;
+        let there = Provenance::from_object(&there, &keys.newest)
+            .and_then(|it| it.for_checkpoint(manifest.name(), &provenance.key));
+        if there.is_ok_and(|it| it.increments == provenance.increments) {
+            return Ok(());
+        }
+        self.check_key(&record.namespace, &keys.newest).await?;
+        self.put_mine(&at, bytes).await
     }
 
     /// The newest checkpoint in the tier that is older than this one and of its job.

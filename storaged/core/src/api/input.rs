@@ -24,6 +24,15 @@ pub struct EpochMembers {
     pub members: Vec<Member>,
 }
 
+/// What is found out of the durable tier apart from what is asked of it.
+#[derive(Debug, Clone)]
+pub enum TierNews {
+    /// It was opened, or could not be.
+    Opened(Result<(), DurableFault>),
+    /// Whether writes are answered: they may hang while reads go on.
+    Writes(Result<(), DurableFault>),
+}
+
 /// What happened.
 #[derive(Debug, Clone)]
 pub enum Input {
@@ -109,8 +118,8 @@ pub enum Input {
         id: RequestId,
         outcome: Result<Removed, CurationFault>,
     },
-    /// The durable tier was opened, or could not be; said whenever that changes.
-    DurableState(Result<(), DurableFault>),
+    /// How the durable tier is; said whenever that changes.
+    DurableState(TierNews),
     /// `Output::ClaimRun` ended: the run that is now this proposal's.
     RunClaimed {
         query: QueryId,

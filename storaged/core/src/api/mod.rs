@@ -20,7 +20,7 @@ pub use durable::{
 pub use false_statement::FalseStatement;
 pub(crate) use false_statement::Severity;
 pub use ids::{ConnId, HeldBlock, Now, ParityId, QueryId, RequestId};
-pub use input::{EpochMembers, Input};
+pub use input::{EpochMembers, Input, TierNews};
 pub use note::Note;
 pub use output::{DigestCause, Output};
 pub use prepare::{

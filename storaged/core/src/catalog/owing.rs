@@ -16,6 +16,10 @@ pub(crate) struct Owing {
     pub failed: Option<String>,
     /// Nodes that have retired it: when all home nodes have, nobody will publish it.
     pub retired_at: BTreeSet<NodeName>,
+    /// As a home node: when all shards were in the tier, so that its manifest may follow.
+    pub copied_at: Option<Now>,
+    /// As a home node: home nodes whose manifest the tier has not taken since then.
+    pub unpublished_by: BTreeSet<NodeName>,
     /// As a home node: nodes with shards of it that take it for durable.
     said_durable_by: BTreeSet<NodeName>,
     /// When the last of them said so first.

@@ -446,9 +446,8 @@ impl Sessions {
             return cx.emit(Event::OpeningFailed(slot, node, fault));
         }
         let doublings = match &fault {
-            SessionFault::Neighbour { .. } | SessionFault::NoRoom(_) => {
-                limits::LINK_RETRY_DOUBLINGS
-            }
+            SessionFault::Neighbour { .. } => limits::LINK_RETRY_DOUBLINGS,
+            SessionFault::NoRoom(_) => limits::NO_ROOM_RETRY_DOUBLINGS,
             _ => limits::SESSION_RETRY_DOUBLINGS,
         };
         if let Some(progress) = self.lanes.get_mut(&place) {

@@ -5,14 +5,20 @@ use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{Digest, NodeName};
 
 use crate::api::Now;
-use crate::catalog::{Checkpoint, NoRoomThere};
+use crate::catalog::{Checkpoint, NoRoomThere, ParityRefused};
 use crate::context::Context;
 use crate::limits;
 use crate::stage::cut;
 
 impl NoRoomThere {
-    /// Whether it is so still: a leader asks again within 8 s, and tells the answer.
+    /// Whether it is so still: a leader asks again within 2 s, and tells the answer.
     pub fn is_heard(&self, now: Now) -> bool {
+        now.since(self.heard_at) < limits::NO_ROOM_HEARD_MS
+    }
+}
+
+impl ParityRefused {
+    fn is_heard(&self, now: Now) -> bool {
         now.since(self.heard_at) < limits::NO_ROOM_HEARD_MS
     }
 }
@@ -34,6 +40,13 @@ impl Context {
                     since: goes_on.map_or(now, |it| it.since),
                     heard_at: now,
                 });
+                if let Some(table) = self.namespaces.get_mut(&key.namespace) {
+                    let before = table.parity_refused.filter(|it| it.is_heard(now));
+                    table.parity_refused = Some(ParityRefused {
+                        since: before.map_or(now, |it| it.since),
+                        heard_at: now,
+                    });
+                }
             }
             None => checkpoint.no_room = checkpoint.no_room.take().filter(|it| it.node != node),
         }

@@ -124,7 +124,7 @@ impl Context {
         let since = checkpoint.committed_at.max(joined);
         let stayed = |node| {
             let peer = self.peers.get(node);
-            peer.is_some_and(|peer| Some(peer.since) <= since)
+            peer.is_some_and(|peer| Some(peer.known_since) <= since)
         };
         let mut on_nodes = manifest.nodes().iter();
         on_nodes.all(|(node, on)| {
@@ -133,8 +133,24 @@ impl Context {
         })
     }
 
+    /// Whether a newer step of the same job may take the room. It is worth more, and where each step gives way to a newer one before it is
+    /// protected, none would wait as long as other jobs' do: the job's steps wait together.
+    fn is_ahead_of(&self, wanted: &Checkpoint, checkpoint: &Checkpoint) -> bool {
+        let is_newer =
+            wanted.key.namespace == checkpoint.key.namespace && wanted.key > checkpoint.key;
+        let table = self.namespaces.get(&wanted.key.namespace);
+        let refused = table.and_then(|table| table.parity_refused);
+        let waited_ms = refused.map_or(0, |it| self.now.since(it.since));
+        is_newer
+            && waited_ms >= limits::PARITY_YIELDS_IN_JOB_MS
+            && !planted!("newer_steps_wait_as_others")
+    }
+
     /// Whether both have waited long enough. Both nodes count from when the later of the two began to, so that they do not swap roles.
     fn yields_to(&self, checkpoint: &Checkpoint, wanted: &Checkpoint) -> bool {
+        if self.is_ahead_of(wanted, checkpoint) {
+            return true;
+        }
         let began = |c: &Checkpoint| c.no_room.as_ref().map(|it| it.since);
         let (Some(holds), Some(waits)) = (began(checkpoint), began(wanted)) else {
             return false;

@@ -131,7 +131,7 @@ impl Context {
     /// Why a checkpoint's copy in the durable tier cannot be counted on, if it cannot: a tier that is away may come back too
     /// late, or without it.
     fn objection_to_copy(&self, checkpoint: &Checkpoint) -> Option<String> {
-        match (checkpoint.state, self.tier_fault()) {
+        match (checkpoint.state, self.tier_read_fault()) {
             (CheckpointState::Durable, None) => None,
             (CheckpointState::Durable, Some(fault)) => {
                 Some(format!("cannot be read in the durable tier: {fault}"))

@@ -50,6 +50,8 @@ pub(crate) struct Standing {
     version: u32,
     /// Home nodes that know this version.
     noted: BTreeMap<NodeName, (Generation, u32)>,
+    /// Nodes that have let it go, and have not taken it up again since.
+    let_go_by: BTreeSet<NodeName>,
     /// As a home node: what it bore when that was last told.
     bears: u32,
     /// What home nodes have told.
@@ -57,7 +59,7 @@ pub(crate) struct Standing {
     /// Home nodes that called it protected and are gone, and since when they are.
     called_before: BTreeMap<NodeName, Now>,
     /// Home nodes that call it durable, and when the first did.
-    durable: BTreeMap<NodeName, Now>,
+    pub(super) durable: BTreeMap<NodeName, Now>,
     /// Since when home nodes differ.
     pub doubted_since: Option<Now>,
     /// What was noted last, so that every change is and nothing twice.
@@ -94,16 +96,15 @@ impl Standing {
         self.told.get(home).copied()
     }
 
-    pub fn says_durable(&mut self, home: &NodeName, now: Now) {
-        self.durable.entry(home.clone()).or_insert(now);
+    pub fn has_let_go(&self, node: &NodeName) -> bool {
+        self.let_go_by.contains(node)
     }
 
-    pub fn is_durable_by(&self, home: &NodeName) -> bool {
-        self.durable.contains_key(home)
-    }
-
-    pub fn durable_said_at(&self) -> Option<Now> {
-        self.durable.values().min().copied()
+    /// A node that had let it go has it again, and has forgotten what it was told of it.
+    pub fn takes_up_again(&mut self, node: &NodeName) {
+        if self.let_go_by.remove(node) && !planted!("homes_that_return_know_all") {
+            self.noted.remove(node);
+        }
     }
 
     /// Whether this node counts its blocks.
@@ -132,6 +133,7 @@ impl Standing {
     /// others hold.
     pub fn let_go(&mut self, node: &NodeName) {
         self.holds_nothing(node);
+        self.let_go_by.insert(node.clone());
         if !planted!("words_outlive_steps") {
             self.told.remove(node);
             self.called_before.remove(node);
@@ -164,6 +166,7 @@ impl Standing {
     /// A home node is gone, and what it was told and has told with it.
     pub fn forget(&mut self, node: &NodeName, now: Now) {
         self.noted.remove(node);
+        self.let_go_by.remove(node);
         let told = self.told.remove_entry(node);
         self.called_before.extend(told.map(|(home, _)| (home, now)));
         self.durable.remove(node);
@@ -243,7 +246,8 @@ impl Context {
             let current = peers.get(home).map(|peer| (peer.generation, version));
             current.is_some() && standing.noted.get(home).copied() == current
         };
-        let unaware: Vec<&NodeName> = homes.iter().filter(|home| !knows(home)).collect();
+        let is_unaware = |home: &&NodeName| !knows(home) && !standing.has_let_go(home);
+        let unaware: Vec<&NodeName> = homes.iter().filter(is_unaware).collect();
         let me = self.me().clone();
         for home in unaware.into_iter().filter(|home| **home != me) {
             self.send(home, message.clone());
@@ -258,7 +262,7 @@ impl Context {
         let standing = &checkpoint.standing;
         let homes = self.homes_of(&checkpoint.key);
         let mut others = homes.iter().filter(|home| *home != self.me());
-        others.all(|home| self.knows_what_is_held(checkpoint, home))
+        others.all(|home| standing.has_let_go(home) || self.knows_what_is_held(checkpoint, home))
             && standing.noted.keys().all(|node| homes.contains(node))
     }
 
@@ -327,6 +331,7 @@ impl Context {
         };
         if let Some(checkpoint) = self.checkpoint_named(name) {
             let noted = (generation, version);
+            checkpoint.standing.takes_up_again(from);
             checkpoint.standing.noted.insert(from.clone(), noted);
             // It has taken up again what it had let go, and counts what is here. That one with parts of it has them again it says itself.
             let manifest = checkpoint.manifest.as_ref();

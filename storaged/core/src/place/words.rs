@@ -5,13 +5,27 @@
 use storaged_wire::peer::{CheckpointKey, Holding, PeerMessage};
 use storaged_wire::{CheckpointState, Digest, NodeName};
 
-use super::Blocks;
+use super::{Blocks, Standing};
 use crate::api::{
-    DurableFault, DurableListing, DurablePolicy, FalseStatement, Output, QueryId, Trust,
+    DurableFault, DurableListing, DurablePolicy, FalseStatement, Now, Output, QueryId, Trust,
 };
 use crate::catalog::{Checkpoint, TierQuestion};
 use crate::context::Context;
 use crate::limits;
+
+impl Standing {
+    fn says_durable(&mut self, home: &NodeName, now: Now) {
+        self.durable.entry(home.clone()).or_insert(now);
+    }
+
+    fn is_durable_by(&self, home: &NodeName) -> bool {
+        self.durable.contains_key(home)
+    }
+
+    fn durable_said_at(&self) -> Option<Now> {
+        self.durable.values().min().copied()
+    }
+}
 
 impl Context {
     /// A home node says that a checkpoint reached a state.
@@ -35,7 +49,10 @@ impl Context {
             return;
         }
         match bears {
-            Some(bears) => self.bears_told(from, name, bears),
+            Some(bears) => {
+                self.is_taken_up_again(from, name);
+                self.bears_told(from, name, bears);
+            }
             None => self.durable_told(from, name),
         }
         self.judge_words(&key);
@@ -100,6 +117,13 @@ impl Context {
             bears: checkpoint.standing.told_by(to),
         };
         self.send(to, stored);
+    }
+
+    /// A node tells of a checkpoint as one that it has: if it had let it go, it is told again what is held here.
+    pub(crate) fn is_taken_up_again(&mut self, by: &NodeName, name: Digest) {
+        if let Some(checkpoint) = self.checkpoint_named(name) {
+            checkpoint.standing.takes_up_again(by);
+        }
     }
 
     fn durable_told(&mut self, from: &NodeName, name: Digest) {

@@ -402,6 +402,9 @@ impl Context {
         self.keeping.touch(&key);
         if state >= self.safe_state() {
             self.raise_mark(&key);
+            if let Some(table) = self.namespaces.get_mut(&key.namespace) {
+                table.parity_refused = None;
+            }
         }
         self.note(Note::State {
             key: key.clone(),
@@ -462,6 +465,7 @@ impl Context {
             }
         }
         if known.is_none_or(|known| known == name) {
+            self.is_taken_up_again(from, name);
             self.say_stored(from, &key, name);
         }
     }

@@ -95,7 +95,7 @@ impl Context {
             return true;
         }
         let has_let_go = |home: &NodeName| {
-            checkpoint.owing.retired_at.contains(home) || giving_way.whom.has_let_go(home)
+            checkpoint.standing.has_let_go(home) || giving_way.whom.has_let_go(home)
         };
         let counts =
             |home: &&NodeName| *home != self.me() && !self.is_gone(home) && !has_let_go(home);

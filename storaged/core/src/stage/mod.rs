@@ -116,6 +116,7 @@ impl Context {
                 early,
                 trainer: None,
                 slots_passed: BTreeSet::new(),
+                refused_slot: None,
             };
             self.attach(id, reader);
             return Ok(None);
@@ -221,6 +222,7 @@ impl Context {
             early: None,
             trainer: Some((run, rank, world_size)),
             slots_passed: BTreeSet::new(),
+            refused_slot: None,
         };
         self.attach(id, trainer);
         Ok(())
@@ -578,7 +580,14 @@ impl Context {
 
     fn late_refusal(&mut self, waiter: &Waiter) -> Refusal {
         match &waiter.wish {
-            WaiterWish::Slot { bytes, .. } => self.late_for_slot(waiter.id, *bytes),
+            WaiterWish::Slot {
+                bytes,
+                lacking_since,
+                ..
+            } => {
+                self.note_refused_slot(waiter.id.conn, *lacking_since);
+                self.late_for_slot(waiter.id, *bytes)
+            }
             WaiterWish::State { key, state } => {
                 let checkpoint = self.checkpoints.get(key);
                 let now = checkpoint.map_or("unknown here", |c| c.state.as_str());

@@ -168,7 +168,7 @@ impl Context {
             let link = self.peers.get(home);
             link.is_some_and(|link| is_old(link.since))
                 && !self.knows_what_is_held(checkpoint, home)
-                && !checkpoint.owing.retired_at.contains(home)
+                && !checkpoint.standing.has_let_go(home)
         };
         let silent: Vec<NodeName> = checkpoint.homes.iter().filter(is_silent).cloned().collect();
         if silent.is_empty() || planted!("homes_told_once") {

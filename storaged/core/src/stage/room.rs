@@ -10,10 +10,19 @@ use storaged_wire::peer::{CheckpointKey, Holding, PeerMessage};
 use storaged_wire::{CheckpointState, ManifestBytes, Namespace, NodeName, Rank};
 
 use crate::api::{ConnId, Now};
-use crate::catalog::{Checkpoint, GivingWayFor, SlotUse, WaiterWish};
+use crate::catalog::{Checkpoint, GivingWayFor, RefusedSlot, SlotUse, WaiterWish};
 use crate::context::Context;
 use crate::event::Event;
 use crate::limits;
+
+/// How long a trainer has waited for a slot.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Waited {
+    /// With this request.
+    pub ms: u64,
+    /// With those before it too, which were refused: who asks with a short limit again and again waits as well.
+    pub lacking_ms: u64,
+}
 
 /// How a checkpoint gives way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +37,8 @@ enum Yield {
 
 impl Context {
     /// Makes room for a rank's next slot, if anything may go for a trainer that has waited so long; false if nothing may.
-    pub(crate) fn make_room(&mut self, namespace: &Namespace, rank: Rank, waited_ms: u64) -> bool {
-        let Some((key, how)) = self.first_to_yield(namespace, rank, waited_ms) else {
+    pub(crate) fn make_room(&mut self, namespace: &Namespace, rank: Rank, waited: Waited) -> bool {
+        let Some((key, how)) = self.first_to_yield(namespace, rank, waited) else {
             return false;
         };
         match how {
@@ -56,13 +65,21 @@ impl Context {
     }
 
     /// Which ranks of which jobs wait for a slot here, and for how long they have.
-    fn waiting_for_slots(&self) -> impl Iterator<Item = (&Namespace, Rank, u64)> {
+    fn waiting_for_slots(&self) -> impl Iterator<Item = (&Namespace, Rank, Waited)> {
         self.waiters.for_slots().filter_map(|waiter| {
             let attached = self.conns.get(&waiter.id.conn)?;
             let (_, rank, _) = attached.trainer?;
             match waiter.wish {
-                WaiterWish::Slot { since, .. } => {
-                    Some((&attached.namespace, rank, self.now.since(since)))
+                WaiterWish::Slot {
+                    since,
+                    lacking_since,
+                    ..
+                } => {
+                    let waited = Waited {
+                        ms: self.now.since(since),
+                        lacking_ms: self.now.since(lacking_since),
+                    };
+                    Some((&attached.namespace, rank, waited))
                 }
                 WaiterWish::State { .. } => None,
             }
@@ -73,26 +90,25 @@ impl Context {
     pub(super) fn is_waited_for(&self, checkpoint: &Checkpoint) -> bool {
         let in_turn = self.upload_in_turn(&checkpoint.key.namespace);
         let mut waiting = self.waiting_for_slots();
-        waiting.any(|(namespace, rank, waited_ms)| {
+        waiting.any(|(namespace, rank, waited)| {
             *namespace == checkpoint.key.namespace
                 && checkpoint.shards.contains_key(&rank)
                 && !Self::is_read(checkpoint)
-                && self.may_yield(checkpoint, in_turn.as_ref(), waited_ms)
-                    == Some(Yield::Checkpoint)
+                && self.may_yield(checkpoint, in_turn.as_ref(), waited) == Some(Yield::Checkpoint)
         })
     }
 
     /// Looks after the trainers that still wait.
     pub(crate) fn make_room_for_waiters(&mut self) {
         let waiting = self.waiting_for_slots();
-        let waiting = waiting.map(|(job, rank, waited_ms)| (job.clone(), rank, waited_ms));
+        let waiting = waiting.map(|(job, rank, waited)| (job.clone(), rank, waited));
         let waiting: Vec<_> = waiting.collect();
         let is_waiting = |job: &Namespace| waiting.iter().any(|(of, _, _)| of == job);
         self.homes_asked.retain(|job, _| is_waiting(job));
         let mut stuck = BTreeSet::new();
-        for (namespace, rank, waited_ms) in waiting {
-            let is_made = self.make_room(&namespace, rank, waited_ms);
-            if !is_made && waited_ms >= limits::SUPERSEDE_AFTER_MS {
+        for (namespace, rank, waited) in waiting {
+            let is_made = self.make_room(&namespace, rank, waited);
+            if !is_made && waited.ms >= limits::SUPERSEDE_AFTER_MS {
                 stuck.insert(namespace);
             }
         }
@@ -152,13 +168,13 @@ impl Context {
         &self,
         namespace: &Namespace,
         rank: Rank,
-        waited_ms: u64,
+        waited: Waited,
     ) -> Option<(CheckpointKey, Yield)> {
         let mine = self.checkpoints.values().filter(|c| {
             c.key.namespace == *namespace && c.shards.contains_key(&rank) && !Self::is_read(c)
         });
         let in_turn = self.upload_in_turn(namespace);
-        let how = |c: &Checkpoint| self.may_yield(c, in_turn.as_ref(), waited_ms);
+        let how = |c: &Checkpoint| self.may_yield(c, in_turn.as_ref(), waited);
         let found = mine.filter_map(|c| Some((c.key.clone(), how(c)?)));
         // A kept step goes first: nothing is the less safe for it. What was never protected goes before what was: nodes that are
         // away may bring its blocks back. What is on its way to the tier goes last.
@@ -177,13 +193,13 @@ impl Context {
         &self,
         checkpoint: &Checkpoint,
         in_turn: Option<&CheckpointKey>,
-        waited_ms: u64,
+        waited: Waited,
     ) -> Option<Yield> {
         if checkpoint.manifest.is_some() && self.is_pinned(&checkpoint.key) {
             return planted!("pins_give_way").then_some(Yield::KeptStep);
         }
         if self.is_kept_step(checkpoint) {
-            return (waited_ms >= limits::SUPERSEDE_AFTER_MS).then_some(Yield::KeptStep);
+            return (waited.ms >= limits::SUPERSEDE_AFTER_MS).then_some(Yield::KeptStep);
         }
         let patience = if in_turn == Some(&checkpoint.key) {
             limits::UPLOAD_YIELDS_AFTER_MS
@@ -194,19 +210,19 @@ impl Context {
         } else {
             limits::SUPERSEDE_AFTER_MS
         };
-        if waited_ms < patience {
+        if waited.ms < patience {
             return None;
         }
         if checkpoint.manifest.is_none() {
-            let has_waited = waited_ms >= limits::UPLOAD_YIELDS_AFTER_MS;
+            let has_waited = waited.ms >= limits::UPLOAD_YIELDS_AFTER_MS;
             let needless =
                 self.is_of_older_run(checkpoint) || (has_waited && self.was_gone_past(checkpoint));
             return needless.then_some(Yield::Checkpoint);
         }
-        if self.waits_for_the_gone(checkpoint, waited_ms) {
+        if self.waits_for_the_gone(checkpoint, waited) {
             return None;
         }
-        if self.is_left_for_good(checkpoint, waited_ms) && !planted!("left_behind_kept") {
+        if self.is_left_for_good(checkpoint, waited) && !planted!("left_behind_kept") {
             return Some(Yield::Checkpoint);
         }
         let newer = self.newest_instead_of(checkpoint)?;
@@ -242,12 +258,12 @@ impl Context {
     /// Whether a home node called it protected before it was gone, nothing newer is known to be, and this node has not found otherwise while all
     /// its nodes are there: those that are away may come back with its blocks. Not for long: two such steps, and one that has only
     /// committed, would hold all slots for good.
-    fn waits_for_the_gone(&self, checkpoint: &Checkpoint, waited_ms: u64) -> bool {
+    fn waits_for_the_gone(&self, checkpoint: &Checkpoint, waited: Waited) -> bool {
         let key = &checkpoint.key;
         let is_for_good = planted!("words_of_the_gone_keep_all");
         // Whoever has waited for something else before has not waited for these.
         let ended = checkpoint.standing.words_ended_at();
-        let has_waited = self.has_waited_for_the_gone(waited_ms, ended.unwrap_or_default());
+        let has_waited = self.has_waited_for_the_gone(waited, ended.unwrap_or_default());
         let may_wait = (!has_waited || is_for_good)
             && self.setup.slots_per_rank > 2
             && checkpoint.standing.was_called_protected()
@@ -266,9 +282,9 @@ impl Context {
 
     /// Whether a trainer has waited long enough for nodes that are gone since then, or so long that it does not matter: where links come
     /// and go, each of their ends would begin it anew.
-    fn has_waited_for_the_gone(&self, waited_ms: u64, since: Now) -> bool {
-        let waited_for_them = waited_ms.min(self.now.since(since));
-        waited_for_them >= limits::GONE_WORDS_MS || waited_ms >= limits::GONE_WORDS_MAX_MS
+    pub(super) fn has_waited_for_the_gone(&self, waited: Waited, since: Now) -> bool {
+        let waited_for_them = waited.ms.min(self.now.since(since));
+        waited_for_them >= limits::GONE_WORDS_MS || waited.lacking_ms >= limits::GONE_WORDS_MAX_MS
     }
 
     /// The newest checkpoint that could be restored from RAM right now, as far as this node knows.
@@ -357,13 +373,29 @@ impl Context {
     }
 
     /// Since when a connection has waited, for a new wish of it.
-    pub(super) fn slot_wish(&self, bytes: u64, timeout_ms: u32) -> WaiterWish {
+    pub(super) fn slot_wish(&self, conn: ConnId, bytes: u64, timeout_ms: u32) -> WaiterWish {
         let since: Now = self.now;
         let until = since.plus(u64::from(timeout_ms));
+        let refused = self.conns.get(&conn).and_then(|it| it.refused_slot);
+        let recent = refused.filter(|it| {
+            since.since(it.last) <= limits::ASKED_AGAIN_MS && !planted!("each_request_lacks_anew")
+        });
         WaiterWish::Slot {
             bytes,
             since,
+            lacking_since: recent.map_or(since, |it| it.lacking_since),
             until,
+        }
+    }
+
+    /// A trainer that waited for a slot is refused one.
+    pub(super) fn note_refused_slot(&mut self, conn: ConnId, lacking_since: Now) {
+        let last = self.now;
+        if let Some(conn) = self.conns.get_mut(&conn) {
+            conn.refused_slot = Some(RefusedSlot {
+                lacking_since,
+                last,
+            });
         }
     }
 
@@ -418,9 +450,9 @@ mod tests {
     use storaged_wire::peer::PeerMessage;
     use storaged_wire::{Generation, NodeName, RunId};
 
-    use super::Yield;
+    use super::{Waited, Yield};
     use crate::api::Now;
-    use crate::testkit::{hear, hear_from_all, last_of, manifest, name};
+    use crate::testkit::{at, hear, hear_from_all, last_of, manifest, name};
     use crate::{Input, Node, limits};
 
     /// A step that all have committed, and that `a` calls protected if it is a home node of it.
@@ -449,7 +481,11 @@ mod tests {
     fn stays(node: &Node, manifest: Digest, waited_ms: u64) -> bool {
         let cx = node.context();
         let checkpoint = &cx.checkpoints[&cx.by_name[&manifest]];
-        cx.waits_for_the_gone(checkpoint, waited_ms)
+        cx.waits_for_the_gone(checkpoint, waited(waited_ms))
+    }
+
+    fn waited(ms: u64) -> Waited {
+        Waited { ms, lacking_ms: ms }
     }
 
     /// Those that called it protected have just gone.
@@ -487,9 +523,13 @@ mod tests {
     fn who_is_cut_off_lets_go_no_step_of_the_run_before_at_once() {
         let goes = |gone: &[&str], waited_ms| {
             let mut node = last_of(&["a", "b", "c", "d", "e"], 2, 1);
-            let manifest = manifest(1, &["a", "e"], &["c"], 4096, digest(b"shard"));
-            let manifest = manifest.seal().expect("a sound manifest");
-            hear_from_all(&mut node, 1, &crate::testkit::committed(&manifest));
+            let [manifest, base] = [1, 2].map(|step| {
+                let it = manifest(step, &["a", "e"], &["c"], 4096, digest(b"shard"));
+                it.seal().expect("a sound manifest")
+            });
+            for step in [&manifest, &base] {
+                hear_from_all(&mut node, 1, &crate::testkit::committed(step));
+            }
             for gone in gone {
                 node.handle(Now(2), Input::PeerDown { node: name(gone) });
             }
@@ -497,8 +537,11 @@ mod tests {
             let cx = node.context_mut();
             let key = cx.by_name[&manifest.name()].clone();
             let table = cx.namespaces.get_mut(&key.namespace);
-            table.expect("the job is known").fence = RunId::new(2);
-            cx.may_yield(&cx.checkpoints[&key], None, waited_ms) == Some(Yield::Checkpoint)
+            let table = table.expect("the job is known");
+            table.fence = RunId::new(2);
+            // Ranks have gone on from the other step.
+            table.opened.opens(at(2));
+            cx.may_yield(&cx.checkpoints[&key], None, waited(waited_ms)) == Some(Yield::Checkpoint)
         };
         assert!(goes(&["a"], 2_000), "a alone has its shard");
         assert!(!goes(&["a", "b", "c"], 2_000), "it is away itself");

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use storaged_wire::local::Reply;
 use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
 
+use super::room::Waited;
 use crate::api::{ConnId, DurablePolicy, Output, RequestId};
 use crate::budget::{NoRoom, Reservation};
 use crate::catalog::{Attached, Slot, SlotUse, WaiterWish};
@@ -48,7 +49,7 @@ impl Context {
         let namespace = &attached.namespace;
         let outcome = self.grant(id, namespace, rank, bytes);
         if outcome == Grant::InUse && !self.give_up_base_of(namespace, rank) {
-            self.make_room(namespace, rank, 0);
+            self.make_room(namespace, rank, Waited::default());
         }
         // What has given way is granted to whoever waits longest once the sessions that read from it have ended.
         let patience = match outcome {
@@ -57,7 +58,7 @@ impl Context {
             // A job that has ended gives way, but that its trainers are gone is heard from all nodes only within a second.
             Grant::NoRoom(_) => u64::from(timeout_ms).min(limits::BUDGET_WAIT_MS),
         };
-        let wish = self.slot_wish(bytes, timeout_ms);
+        let wish = self.slot_wish(id.conn, bytes, timeout_ms);
         self.add_waiter(id, patience, wish)
     }
 
@@ -221,6 +222,7 @@ impl Context {
         let capacity = self.slot_mut(slot).capacity;
         if let Some(conn) = self.conns.get_mut(&id.conn) {
             conn.slots_passed.insert(slot);
+            conn.refused_slot = None;
         }
         self.out.push(Output::Reply {
             id,

@@ -138,6 +138,7 @@ mod tests {
                 None => WaiterWish::Slot {
                     bytes: 1,
                     since,
+                    lacking_since: since,
                     until,
                 },
             },

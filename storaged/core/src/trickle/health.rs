@@ -12,6 +12,8 @@ use crate::api::{DurableFault, Now};
 pub(crate) struct TierHealth {
     /// Why it did not do what was asked last; none while it does.
     pub(super) fault: Option<DurableFault>,
+    /// That it answers nobody who writes, though it may answer who reads.
+    pub(super) unwritten: Option<DurableFault>,
     /// When it was found last that it is configured wrongly.
     pub(super) misconfigured_at: Option<Now>,
     /// Damaged checkpoints, and what was found.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use storaged_plan::uncoded_node;
 use storaged_wire::local::DurableWish;
 use storaged_wire::peer::CheckpointKey;
-use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Rank};
+use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, Rank};
 
 use crate::api::{DurableFault, DurablePolicy, Leftovers, Output};
 use crate::catalog::{Checkpoint, Upload};
@@ -163,17 +163,25 @@ impl Context {
         }
     }
 
-    /// The first home node that is up writes the manifest once every shard is there.
+    /// Notes of which checkpoints every shard is in the tier.
+    fn note_all_copied(&mut self) {
+        let now = self.now;
+        for checkpoint in self.checkpoints.values_mut() {
+            let is_copied = checkpoint.shards_durable.len() == checkpoint.world_size.get() as usize;
+            if is_copied || planted!("manifest_before_shards") {
+                checkpoint.owing.copied_at.get_or_insert(now);
+            }
+        }
+    }
+
+    /// The first home node that is up writes the manifest once every shard is there, and others if it does not.
     pub(crate) fn start_publishing(&mut self) {
+        self.note_all_copied();
         let now = self.now;
         let due: Vec<(CheckpointKey, Arc<ManifestBytes>)> = self
             .checkpoints
             .values()
             .filter(|c| self.is_due(c))
-            .filter(|c| {
-                c.shards_durable.len() == c.world_size.get() as usize
-                    || planted!("manifest_before_shards")
-            })
             .filter(|c| match c.publishing {
                 Upload::Fresh | Upload::Idle => true,
                 Upload::RetryAt(at) => at <= now,
@@ -182,7 +190,7 @@ impl Context {
             .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?)))
             .collect();
         for (key, manifest) in due {
-            if self.first_home_with(&key).as_ref() != Some(self.me()) {
+            if !self.is_to_publish(&key) {
                 continue;
             }
             // It was restarted and is fetching them.
@@ -203,11 +211,29 @@ impl Context {
         }
     }
 
-    /// The home node that writes the manifest: the first one that is up and has not let the checkpoint go.
-    fn first_home_with(&self, key: &CheckpointKey) -> Option<NodeName> {
-        let retired_at = &self.checkpoints.get(key)?.owing.retired_at;
-        let mut homes = self.homes_of(key).into_iter();
-        homes.find(|home| self.is_up(home) && !retired_at.contains(home))
+    /// Whether this node writes the manifest: it is the first home node that is up and has not let the checkpoint go, or those before it have
+    /// failed or had their time. Were they waited for, one that hangs or cannot reach the tier would keep this copy, and all later ones, from
+    /// coming to an end. Of two that write it the first one's stays.
+    fn is_to_publish(&self, key: &CheckpointKey) -> bool {
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return false;
+        };
+        let owing = &checkpoint.owing;
+        let homes = self.homes_of(key).into_iter();
+        let mut able = homes.filter(|home| {
+            let is_able = self.is_up(home) && !owing.retired_at.contains(home);
+            let has_failed = owing.unpublished_by.contains(home) && *home != *self.me();
+            is_able && (!has_failed || planted!("manifests_wait_for_their_first_home"))
+        });
+        let turn = able.position(|home| home == *self.me());
+        let waited_ms = owing.copied_at.map(|at| self.now.since(at));
+        let (Some(turn), Some(waited_ms)) = (turn, waited_ms) else {
+            return false;
+        };
+        let has_time = planted!("manifests_wait_for_their_first_home");
+        let ranks = u64::from(checkpoint.world_size.get());
+        let time_ms = limits::PUBLISHING_MS + ranks * limits::PUBLISHING_RANK_MS;
+        turn == 0 || (waited_ms >= turn as u64 * time_ms && !has_time)
     }
 
     pub(crate) fn published(&mut self, name: Digest, outcome: Result<(), DurableFault>) {
@@ -225,6 +251,10 @@ impl Context {
                     self.tell_durable(&key);
                 }
                 self.reach(&key, CheckpointState::Durable);
+            }
+            // Another home node has written it meanwhile.
+            Err(_) if checkpoint.state >= CheckpointState::Durable => {
+                checkpoint.publishing = Upload::Done;
             }
             Err(reason) => {
                 checkpoint.publishing = retry;

@@ -129,7 +129,11 @@ impl Context {
                 // If it let go what is still wanted of it, it is told of it again, and says then what it has.
                 checkpoint.told.remove(from);
                 self.recount(&key, from);
-                if self.no_home_has(&key) {
+                let is_owed = self
+                    .checkpoints
+                    .get(&key)
+                    .is_some_and(|c| self.wants_durable(c));
+                if is_owed && self.no_home_has(&key) {
                     self.note_given_up(&key, "its home nodes have retired it");
                 }
                 self.give_up_stuck_uploads();
@@ -256,7 +260,12 @@ impl Context {
         if self.concerns(from, name)
             && let Some(checkpoint) = self.checkpoint_named(name)
         {
-            checkpoint.owing.failed = Some(cut(&reason).into());
+            let owing = &mut checkpoint.owing;
+            owing.failed = Some(cut(&reason).into());
+            // Nothing but the manifest can have failed.
+            if owing.copied_at.is_some() && owing.unpublished_by.insert(from.clone()) {
+                self.start_publishing();
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName};
 
 use super::health::{Damaged, FoundBy, plain};
 use crate::api::{
-    DurableFault, DurableListing, DurablePolicy, Note, SetAside, SetAsideCause, Viewer,
+    DurableFault, DurableListing, DurablePolicy, Note, SetAside, SetAsideCause, TierNews, Viewer,
 };
 use crate::context::Context;
 use crate::limits;
@@ -24,19 +24,31 @@ impl Context {
         if fault.is_none() && self.is_misconfigured() {
             return;
         }
-        let state = |fault: Option<&DurableFault>| fault.map(DurableFault::name);
-        if state(fault) != state(self.tier.fault.as_ref()) {
-            self.note(Note::DurableState {
-                fault: fault.cloned(),
-            });
-        }
+        let before = self.tier_fault().map(DurableFault::name);
         self.tier.fault = fault.cloned();
+        self.note_tier(before);
     }
 
-    /// It is opened, as it is configured, or was not.
-    pub(crate) fn tier_opened(&mut self, outcome: Result<(), DurableFault>) {
-        self.tier.misconfigured_at = None;
-        self.tier_answered(outcome.err().as_ref());
+    fn note_tier(&mut self, before: Option<&'static str>) {
+        let fault = self.tier_fault().cloned();
+        if fault.as_ref().map(DurableFault::name) != before {
+            self.note(Note::DurableState { fault });
+        }
+    }
+
+    pub(crate) fn tier_heard(&mut self, news: TierNews) {
+        match news {
+            // It is opened, as it is configured, or was not.
+            TierNews::Opened(outcome) => {
+                self.tier.misconfigured_at = None;
+                self.tier_answered(outcome.err().as_ref());
+            }
+            TierNews::Writes(outcome) => {
+                let before = self.tier_fault().map(DurableFault::name);
+                self.tier.unwritten = outcome.err();
+                self.note_tier(before);
+            }
+        }
     }
 
     /// Whether it was found a moment ago that the tier is configured wrongly. What needs no key goes well where one is missing, and
@@ -47,9 +59,14 @@ impl Context {
         found_at.is_some_and(|at| self.now.since(at) < limits::MISCONFIGURED_FOR_MS)
     }
 
-    /// What it said when it last failed, if it has not answered since.
-    pub fn tier_fault(&self) -> Option<&DurableFault> {
+    /// Why what it holds cannot be read, if it cannot.
+    pub(crate) fn tier_read_fault(&self) -> Option<&DurableFault> {
         self.tier.fault.as_ref()
+    }
+
+    /// What it said when it last failed, if it has not answered since, or that it does not answer.
+    pub fn tier_fault(&self) -> Option<&DurableFault> {
+        self.tier.fault.as_ref().or(self.tier.unwritten.as_ref())
     }
 
     /// A restore here found a checkpoint in the tier damaged: every node is told, so that the next plan anywhere leaves

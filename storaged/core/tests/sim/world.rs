@@ -381,7 +381,7 @@ impl Scene for Simulation {
         }
     }
 
-    fn tier_course(world: &mut World, task: &Task) -> Course {
+    fn tier_course(world: &mut World, _: Pid, task: &Task) -> Course {
         if let Some(course) = world.tier_course_in_month(task) {
             return course;
         }

@@ -158,7 +158,7 @@ pub trait Scene: Sized {
     /// An operator pins or removes what is there; nothing comes of it where a scene says nothing.
     fn curates(world: &mut World<Self>, pid: Pid, id: RequestId, curation: Curation) {}
 
-    fn tier_course(world: &mut World<Self>, task: &Task) -> Course {
+    fn tier_course(world: &mut World<Self>, by: Pid, task: &Task) -> Course {
         Course::well(1)
     }
 

@@ -358,7 +358,7 @@ impl<S: Scene> World<S> {
             Task::Fetch(..) => self.tier.fetches += 1,
             _ => {}
         }
-        match S::tier_course(self, &task) {
+        match S::tier_course(self, pid, &task) {
             Course::Decided { lasts_ms, fault } => {
                 let input = self.outcome(pid, task, fault);
                 self.back(pid, lasts_ms, input);

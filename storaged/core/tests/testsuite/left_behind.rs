@@ -9,8 +9,8 @@ use crate::testkit::acquire_slot;
 const STRIPES: u64 = 10;
 const LENGTH: u64 = STRIPES * CHUNK;
 
-/// The second step has committed, and those are gone that would code it. Each rank has opened these steps, and a new run goes on from the
-/// last one.
+/// The second step has committed, and those are gone that would code it. Each rank has opened these steps, and a new run goes on from one of
+/// them.
 fn goes_on_from(opened: &[u64]) -> Cluster {
     let mut cluster = Cluster::start_of(6, 2, 2, STRIPES);
     cluster.save_and_wait(DurableWish::Never);
@@ -54,12 +54,15 @@ fn asks_for_one_slot_too_many(cluster: &mut Cluster, node: usize) {
 }
 
 /// The other node goes, and this one lacks room.
-fn steps_left(mut cluster: Cluster) -> Vec<u64> {
+fn left_alone(mut cluster: Cluster) -> Cluster {
     cluster.kill(0);
     cluster.run_for(3_000);
     asks_for_one_slot_too_many(&mut cluster, 1);
-    let held = cluster.held(1).into_iter();
-    held.map(|(step, _)| step).collect()
+    cluster
+}
+
+fn has_second(cluster: &Cluster) -> bool {
+    cluster.held(1).iter().any(|(step, _)| *step == 2)
 }
 
 #[test]
@@ -67,13 +70,37 @@ fn it_stays_until_something_newer_is_whole() {
     let mut cluster = goes_on_from(&[2]);
     // As somebody does who compares it.
     reads(&mut cluster, 1);
-    let steps = steps_left(cluster);
-    assert!(steps.contains(&2), "{steps:?}");
+    assert!(has_second(&left_alone(cluster)));
 }
 
-/// The ranks have gone back further.
+/// They may have looked at the first before the run began, or gone back to it.
 #[test]
-fn one_that_was_opened_before_it_goes() {
-    let steps = steps_left(goes_on_from(&[2, 1]));
-    assert!(!steps.contains(&2), "{steps:?}");
+fn one_of_several_that_were_opened_stays_too() {
+    assert!(has_second(&left_alone(goes_on_from(&[2, 1]))));
+}
+
+#[test]
+fn one_that_nobody_opened_goes_where_others_were() {
+    let mut cluster = goes_on_from(&[1]);
+    reads(&mut cluster, 1);
+    assert!(!has_second(&left_alone(cluster)));
+}
+
+/// The processes go on with what they have, or another node's shards were read.
+#[test]
+fn the_newest_of_the_run_before_stays_where_nothing_was_opened() {
+    assert!(has_second(&left_alone(goes_on_from(&[]))));
+}
+
+/// The node does not come back, and each request has less patience than it takes.
+#[test]
+fn it_goes_when_saves_have_lacked_room_for_long() {
+    let mut cluster = left_alone(goes_on_from(&[2]));
+    let began = cluster.now;
+    while has_second(&cluster) {
+        let trainer = cluster.trainer(1);
+        cluster.ask(1, trainer, acquire_slot(LENGTH, 2_000));
+        assert!(cluster.now - began < 30_000, "saves have stopped");
+    }
+    assert!(cluster.now - began > 5_000, "it may come back");
 }

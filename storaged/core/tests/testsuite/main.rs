@@ -31,6 +31,7 @@ mod orders;
 mod orphans;
 mod pins;
 mod plans;
+mod publishing;
 mod recovery;
 mod removed;
 mod restart_safe;

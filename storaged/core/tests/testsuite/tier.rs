@@ -9,7 +9,7 @@ use crate::testkit::{
 use storaged_codec::{ChunkSize, Geometry, root_digest};
 use storaged_core::{
     ConnId, DurableFault, DurableListing, DurablePolicy, Input, Note, SetAside, SetAsideCause,
-    Setup,
+    Setup, TierNews,
 };
 use storaged_wire::local::{Reply, Request, Role};
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
@@ -173,14 +173,34 @@ fn the_status_says_how_the_tier_is() {
     let status = |alone: &Alone| alone.node.status_json(&storaged_core::Viewer::Operator);
     assert!(status(&alone).contains(r#""durable":{"state":"ready"}"#));
     let fault = DurableFault::Denied(r#"access denied: "no""#.into());
-    let first = alone.handle(Input::DurableState(Err(fault.clone())));
+    let first = alone.handle(Input::DurableState(TierNews::Opened(Err(fault.clone()))));
     assert_eq!(notes(&first), 1);
-    let again = alone.handle(Input::DurableState(Err(fault)));
+    let again = alone.handle(Input::DurableState(TierNews::Opened(Err(fault))));
     assert_eq!(notes(&again), 0, "said once");
     let said = r#""durable":{"state":"denied","fault":"access denied: 'no'"}"#;
     assert!(status(&alone).contains(said), "{}", status(&alone));
-    assert_eq!(notes(&alone.handle(Input::DurableState(Ok(())))), 1);
+    assert_eq!(
+        notes(&alone.handle(Input::DurableState(TierNews::Opened(Ok(()))))),
+        1
+    );
     assert!(status(&alone).contains(r#""durable":{"state":"ready"}"#));
+}
+
+/// Its reads go on, and tell of no end.
+#[test]
+fn a_tier_that_answers_no_writes_is_not_called_ready_because_it_can_be_read() {
+    let mut alone = start();
+    let state = |alone: &Alone| alone.node.tier_fault().map(DurableFault::name);
+    let writes = |outcome| Input::DurableState(TierNews::Writes(outcome));
+    let hangs = DurableFault::Unavailable("no write has been answered for 90 s".into());
+    assert_eq!(notes(&alone.handle(writes(Err(hangs)))), 1);
+    ask_with(&mut alone, PLAN, Ok(holding(&[10])));
+    assert_eq!(state(&alone), Some("unavailable"));
+    ask_with(&mut alone, PLAN, Err(down()));
+    ask_with(&mut alone, PLAN, Ok(holding(&[10])));
+    assert_eq!(state(&alone), Some("unavailable"));
+    assert_eq!(notes(&alone.handle(writes(Ok(())))), 1);
+    assert_eq!(state(&alone), None);
 }
 
 #[test]

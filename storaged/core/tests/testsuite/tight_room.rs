@@ -274,6 +274,54 @@ fn two_jobs_that_hold_what_the_other_needs_are_both_protected_in_the_end() {
     assert_eq!(orders.len(), 2, "both orders are tried");
 }
 
+/// A node was stopped for a moment, and is the same as before: what it sealed is there.
+#[test]
+fn a_link_that_was_lost_for_a_moment_keeps_no_parity_from_making_way() {
+    let mut rivals = Rivals::in_each_others_way(1, 3_600_000);
+    rivals.cluster.pause(1, 3_000);
+    rivals.cluster.run_for(8_000);
+    rivals.both_are_protected_within(90);
+}
+
+/// A large step finds room on one of the nodes that code it and the small one after it on the other. The older one is not worth a wait.
+#[test]
+fn of_two_steps_of_one_job_that_are_in_each_others_way_the_newer_is_protected_soon() {
+    let taken = 3 * SLOT + PARITY;
+    let (first, second) = (PARITY + LESS_PARITY - 1, PARITY - 1);
+    let room = Room {
+        budgets: [(0, taken + first), (2, taken + second)].into(),
+        ..Room::default()
+    };
+    let mut cluster = Cluster::start_with_ranks_on_all(2, 1, STRIPES, room);
+    cluster.save_and_wait(DurableWish::Never);
+    let trainers = trainers(&cluster);
+    let sizes = [(2, STRIPES), (3, LESS)];
+    let mut slots = Vec::new();
+    for (step, stripes) in sizes {
+        for (node, conn) in &trainers {
+            let granted = cluster.ask(*node, *conn, acquire_slot(stripes * CHUNK, 10_000));
+            let Reply::SlotGranted { slot, .. } = granted else {
+                panic!("step {step}: {granted:?}");
+            };
+            slots.push((*node, *conn, slot, step, stripes * CHUNK));
+        }
+    }
+    for (node, conn, slot, step, length) in slots {
+        let step = Step::new(step);
+        let sealed = cluster.ask(node, conn, Request::SealSlot { slot, step, length });
+        assert!(matches!(sealed, Reply::Done), "{sealed:?}");
+    }
+    for (step, _) in sizes {
+        let commit = commit_step(Step::new(step), DurableWish::Never);
+        cluster.send(0, trainers[0].1, commit);
+        cluster.run_for(2_000);
+    }
+    cluster.goes_back_to(3);
+    let everywhere = |cluster: &Cluster| (0..NODES).all(|node| cluster.is_protected(node));
+    assert!(!everywhere(&cluster), "they are in each other's way");
+    cluster.run_until(6_000, "protection", everywhere);
+}
+
 /// Both have been idle for longer than a job may be while its room is needed, and neither is what the other has room for.
 #[test]
 fn of_two_jobs_that_have_ended_neither_takes_the_only_copy_of_the_other() {

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     KeyPrefix, ListPage, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState, Store,
-    StoreError, StoreLimits, Upload,
+    StoreError, StoreLimits, Upload, WriteWatch,
 };
 
 /// Pauses between attempts; a call that is made meanwhile ends the pause, but not before the first of them.
@@ -45,6 +45,7 @@ pub struct Lazy {
     opening: watch::Receiver<Opening>,
     wake: Arc<Notify>,
     task: tokio::task::JoinHandle<()>,
+    writes: Arc<WriteWatch>,
 }
 
 impl fmt::Debug for Lazy {
@@ -72,7 +73,13 @@ impl Lazy {
             opening,
             wake,
             task,
+            writes: Arc::default(),
         }
+    }
+
+    /// Whether writes are answered.
+    pub fn writes(&self) -> Arc<WriteWatch> {
+        self.writes.clone()
     }
 
     /// How far it is, now and whenever that changes.
@@ -132,7 +139,8 @@ impl Store for Lazy {
     }
 
     async fn begin(&self, key: &ObjectKey, part_bytes: PartBytes) -> Result<Upload, StoreError> {
-        self.open().await?.begin(key, part_bytes).await
+        let store = self.open().await?;
+        self.writes.write(store.begin(key, part_bytes)).await
     }
 
     async fn resume(
@@ -149,10 +157,9 @@ impl Store for Lazy {
         part_bytes: PartBytes,
         leftovers: Leftovers,
     ) -> Result<Upload, StoreError> {
-        self.open()
-            .await?
-            .resume_or_begin(key, part_bytes, leftovers)
-            .await
+        let store = self.open().await?;
+        let begins = store.resume_or_begin(key, part_bytes, leftovers);
+        self.writes.write(begins).await
     }
 
     async fn put_part(
@@ -161,11 +168,13 @@ impl Store for Lazy {
         part: PartNumber,
         bytes: Bytes,
     ) -> Result<PartState, StoreError> {
-        self.open().await?.put_part(upload, part, bytes).await
+        let store = self.open().await?;
+        self.writes.write(store.put_part(upload, part, bytes)).await
     }
 
     async fn complete(&self, upload: &Upload, length: u64) -> Result<(), StoreError> {
-        self.open().await?.complete(upload, length).await
+        let store = self.open().await?;
+        self.writes.write(store.complete(upload, length)).await
     }
 
     async fn abort(&self, upload: &Upload) -> Result<(), StoreError> {
@@ -177,7 +186,8 @@ impl Store for Lazy {
     }
 
     async fn put_new(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
-        self.open().await?.put_new(key, bytes).await
+        let store = self.open().await?;
+        self.writes.write(store.put_new(key, bytes)).await
     }
 
     async fn get(&self, key: &ObjectKey, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {

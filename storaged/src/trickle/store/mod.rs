@@ -34,6 +34,7 @@ mod s3;
 mod throttled;
 mod unproven;
 mod upload;
+mod write_watch;
 
 #[cfg(test)]
 mod tests;
@@ -57,6 +58,7 @@ pub(super) use s3::S3_LIMITS;
 pub use s3::{S3, S3Config};
 pub use throttled::{ByteRate, Throttled};
 pub use upload::{PartBytes, PartDigest, PartNumber, PartState, Upload, UploadId};
+pub use write_watch::WriteWatch;
 
 /// The largest read or small object that one call moves; larger objects are read by ranges and
 /// written by parts, so that a caller's memory stays bounded.

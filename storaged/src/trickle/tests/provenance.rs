@@ -238,6 +238,24 @@ async fn macs_that_were_all_removed_are_missed_by_a_node_that_knows_of_one() {
     assert_eq!(strict.steps().await, Vec::<u64>::new());
 }
 
+/// Another home node, which has not heard what came before, comes late.
+#[tokio::test(start_paused = true)]
+async fn a_second_publisher_leaves_the_record_that_is_there() {
+    let mut world = World::new(0, Packing::None);
+    let saved = world.save_full(1..=2).await;
+    let before = world.provenance(2).await;
+    let late = Authorship {
+        predecessor: Some(DurableStep {
+            run: world.run,
+            step: Step::new(1),
+            manifest: saved[1].manifest.name(),
+        }),
+        ..by_job()
+    };
+    world.publish(&saved[1], &late).await.unwrap();
+    assert_eq!(world.provenance(2).await, before);
+}
+
 #[tokio::test(start_paused = true)]
 async fn without_the_jobs_key_nothing_with_a_mac_is_offered_and_it_is_said() {
     let mut world = World::new(0, Packing::None);

@@ -1,7 +1,7 @@
 //! What an input's bytes do, six at a time: time passes, honest jobs save and restore, and everything else happens to them.
 
 use storaged_codec::digest;
-use storaged_core::{ConnId, DurableFault, EpochMembers, Input, Viewer};
+use storaged_core::{ConnId, DurableFault, EpochMembers, Input, TierNews, Viewer};
 use storaged_plan::Cordon;
 use storaged_wire::local::Role;
 use storaged_wire::{Generation, TenantName};
@@ -272,7 +272,7 @@ impl Cluster {
                 TierWeather::Fails(which) => Err(tier_fault(which)),
                 _ => Ok(()),
             };
-            self.tell(node, Input::DurableState(state));
+            self.tell(node, Input::DurableState(TierNews::Opened(state)));
         }
     }
 

@@ -233,7 +233,7 @@ impl Scene for Hostile {
         world.after(5, Event::Input(pid, input));
     }
 
-    fn tier_course(world: &mut Cluster, _: &Task) -> Course {
+    fn tier_course(world: &mut Cluster, _: Pid, _: &Task) -> Course {
         match world.scene.weather.tier {
             TierWeather::Well | TierWeather::Stale(_) => Course::well(2),
             TierWeather::Slow => Course::Open { lasts_ms: 3_000 },

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use storaged_codec::digest;
 
 use super::*;
-use crate::api::{Note, Now};
+use crate::api::{Input, Note, Now, Output};
 use crate::node::Node;
 use crate::testkit::{
     alone_among, committed, hear, job, last_of, last_with_tier, manifest, name, owner,
@@ -344,4 +344,45 @@ fn who_counts_because_home_nodes_differ_lets_go_nothing_before_they_had_the_time
     assert!(is_called_safe(&node), "it has just asked");
     node.context_mut().now = Now(asked_at + limits::DOUBT_MS);
     assert!(!is_called_safe(&node), "all had the time to answer");
+}
+
+/// What a node says to a home node of what it holds of a step, with a tick at that time.
+fn said_to(node: &mut Node, now: u64, home: &str) -> Option<u32> {
+    let outputs = node.handle(Now(now), Input::Tick);
+    outputs.into_iter().find_map(|output| match output {
+        Output::Send {
+            to,
+            message: PeerMessage::Held { version, .. },
+        } if to.as_str() == home => Some(version),
+        _ => None,
+    })
+}
+
+/// It lets a step go and hears of it again from another home node. It counts nothing of what it had been told before.
+#[test]
+fn a_home_node_that_takes_a_step_up_again_hears_what_is_held() {
+    for again in [committed, |sealed: &ManifestBytes| protected(sealed, 1)] {
+        let mut node = last_of(&MEMBERS, 2, 2);
+        let (sealed, homes, _) = step(&node);
+        let (home, manifest) = (&homes[0], sealed.name());
+        hear(&mut node, 1, home, committed(&sealed));
+        let version = said_to(&mut node, 2_000, home).expect("it tells what it holds");
+        hear(
+            &mut node,
+            2_001,
+            home,
+            PeerMessage::HeldNoted { manifest, version },
+        );
+        assert_eq!(said_to(&mut node, 4_000, home), None, "it knows");
+        let cause = UnowedCause::Retired;
+        hear(
+            &mut node,
+            4_001,
+            home,
+            PeerMessage::Unowed { manifest, cause },
+        );
+        assert_eq!(said_to(&mut node, 6_000, home), None, "it does not count");
+        hear(&mut node, 6_001, home, again(&sealed));
+        assert!(said_to(&mut node, 8_000, home).is_some());
+    }
 }

@@ -22,12 +22,12 @@ use storaged_wire::{
 #[allow(unused_imports, reason = "each test file uses a part of it")]
 pub use crate::testkit::{Block, acquire_slot, commit_step, name};
 use crate::testkit::{
-    CHUNK_BYTES, Course, Event, Pacing, Payload, Scene, Task, World, geometry, index, members,
+    CHUNK_BYTES, Course, Event, Pacing, Payload, Pid, Scene, Task, World, geometry, index, members,
     namespace,
 };
 use pauses::PauseEvent;
 #[allow(unused_imports, reason = "each test file uses a part of it")]
-pub use tier::{Conduct, Listing, Uploads};
+pub use tier::{Conduct, Listing, Manifests, Uploads};
 
 pub const CHUNK: u64 = CHUNK_BYTES as u64;
 /// A slot of a shard of ten stripes, or its parity: slots are whole 2 MiB.
@@ -178,9 +178,10 @@ impl Scene for Stage {
         5
     }
 
-    fn tier_course(world: &mut Cluster, task: &Task) -> Course {
+    fn tier_course(world: &mut Cluster, by: Pid, task: &Task) -> Course {
         let conduct = world.scene.tier.as_ref();
-        conduct.expect("a tier, since it is asked").course(task)
+        let conduct = conduct.expect("a tier, since it is asked");
+        conduct.course(by.node, task)
     }
 }
 

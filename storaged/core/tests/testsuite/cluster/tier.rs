@@ -27,9 +27,19 @@ pub enum Uploads {
     Hang,
 }
 
+/// What comes of a manifest that one node writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Manifests {
+    Taken,
+    RefusedOf(usize),
+    /// It never ends.
+    HangOf(usize),
+}
+
 pub struct Conduct {
     pub listing: Listing,
     pub uploads: Uploads,
+    pub manifests: Manifests,
 }
 
 impl Default for Conduct {
@@ -37,12 +47,13 @@ impl Default for Conduct {
         Self {
             listing: Listing::After(20),
             uploads: Uploads::Taken,
+            manifests: Manifests::Taken,
         }
     }
 }
 
 impl Conduct {
-    pub fn course(&self, task: &Task) -> Course {
+    pub fn course(&self, node: usize, task: &Task) -> Course {
         match task {
             Task::Upload(_) => match self.uploads {
                 Uploads::Taken => Course::well(UPLOAD_MS),
@@ -59,9 +70,12 @@ impl Conduct {
             },
             // The simulation has tiers that give shards back; here it only matters that one was asked.
             Task::Fetch(..) => Course::fails(UPLOAD_MS, slow_down()),
-            Task::Publish(_) | Task::Record(..) | Task::Find(..) | Task::Succeed(..) => {
-                Course::well(UPLOAD_MS)
-            }
+            Task::Publish(_) => match self.manifests {
+                Manifests::RefusedOf(of) if of == node => Course::fails(UPLOAD_MS, slow_down()),
+                Manifests::HangOf(of) if of == node => Course::Hangs,
+                _ => Course::well(UPLOAD_MS),
+            },
+            Task::Record(..) | Task::Find(..) | Task::Succeed(..) => Course::well(UPLOAD_MS),
         }
     }
 }

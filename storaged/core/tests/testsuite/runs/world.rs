@@ -17,8 +17,8 @@ use storaged_wire::{
 };
 
 use crate::testkit::{
-    Answer, CHUNK_BYTES, Course, Event, Pacing, Payload, Scene, Task, acquire_slot, commit_step,
-    geometry, members,
+    Answer, CHUNK_BYTES, Course, Event, Pacing, Payload, Pid, Scene, Task, acquire_slot,
+    commit_step, geometry, members,
 };
 pub use crate::testkit::{name, namespace, owner};
 
@@ -103,7 +103,7 @@ impl Scene for Runs {
         Pacing::AtOnce
     }
 
-    fn tier_course(world: &mut World, task: &Task) -> Course {
+    fn tier_course(world: &mut World, _: Pid, task: &Task) -> Course {
         let lasts_ms = match world.scene.tier {
             Mood::Answers(longest) => longest / 2 + world.random(longest / 2 + 1),
             Mood::Fails => 5,
