@@ -162,7 +162,7 @@ impl Context {
             RefusalCode::BudgetFull,
             format!(
                 "a slot of {bytes} bytes does not fit the memory budget: it {why}; nothing older was dropped; held by: {}; \
-                 raise memory.budget (now {} bytes) or save smaller shards",
+                 raise memory.budget (now {} bytes), or have fewer or smaller shards on this node",
                 self.holders(of),
                 self.budget.total()
             ),

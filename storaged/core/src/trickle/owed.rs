@@ -129,11 +129,10 @@ impl Context {
                 // If it let go what is still wanted of it, it is told of it again, and says then what it has.
                 checkpoint.told.remove(from);
                 self.recount(&key, from);
-                let is_owed = self
-                    .checkpoints
-                    .get(&key)
-                    .is_some_and(|c| self.wants_durable(c));
-                if is_owed && self.no_home_has(&key) {
+                // A home node that has it can write its manifest: were it given up there, one node that lies would do it.
+                let is_home = self.homes_of(&key).contains(self.me())
+                    && !planted!("homes_give_up_for_others");
+                if !is_home && self.no_home_has(&key) {
                     self.note_given_up(&key, "its home nodes have retired it");
                 }
                 self.give_up_stuck_uploads();
@@ -175,6 +174,9 @@ impl Context {
     }
 
     pub(crate) fn note_given_up(&mut self, key: &CheckpointKey, reason: &str) {
+        // Where nobody wanted a copy there is nothing to tell.
+        let known = self.checkpoints.get(key);
+        let is_wanted = known.is_some_and(|c| self.wants_durable(c));
         let Some(checkpoint) = self.checkpoints.get_mut(key) else {
             return;
         };
@@ -191,12 +193,11 @@ impl Context {
                 self.out.push(Output::StopUpload { manifest, rank });
             }
         }
-        let (key, reason) = (key.clone(), reason.into());
-        self.note(Note::DurableGivenUp {
-            key: key.clone(),
-            reason,
-        });
-        self.wake(&key);
+        if is_wanted {
+            let (key, reason) = (key.clone(), reason.into());
+            self.note(Note::DurableGivenUp { key, reason });
+        }
+        self.wake(key);
     }
 
     /// As a home node: what cannot be copied whole any more, because a shard's node is gone or has lost it, does not hold up
@@ -358,6 +359,21 @@ mod tests {
             Some((node, sealed))
         });
         found.expect("e is a home node of some step")
+    }
+
+    /// One of them may lie, and this one has what it takes.
+    #[test]
+    fn a_home_node_gives_no_copy_up_because_others_have_let_the_step_go() {
+        let (mut node, sealed) = home_that_waits();
+        let key = CheckpointKey::of(sealed.manifest());
+        let homes = node.context().homes_of(&key);
+        for home in homes.iter().filter(|home| **home != name("e")) {
+            let (manifest, cause) = (sealed.name(), UnowedCause::Retired);
+            let message = PeerMessage::Unowed { manifest, cause };
+            hear(&mut node, 3, home.as_str(), message);
+        }
+        let checkpoint = &node.context().checkpoints[&key];
+        assert_eq!(checkpoint.owing.given_up, None);
     }
 
     fn looks_in_tier(outputs: &[Output]) -> Option<QueryId> {

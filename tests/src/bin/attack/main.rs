@@ -65,13 +65,11 @@ const fn long(name: &'static str, run: fn(&Scene) -> Result<String>) -> Attack {
     }
 }
 
-/// An attack by a node; they are all quick.
-const fn by_a_node(name: &'static str, run: fn(&Scene) -> Result<String>) -> Attack {
+/// The same by a node.
+const fn by_a_node(attack: Attack) -> Attack {
     Attack {
-        name,
-        length: Length::Quick,
         enemy: Enemy::Node,
-        run,
+        ..attack
     }
 }
 
@@ -123,12 +121,12 @@ const ATTACKS: [Attack; 36] = [
     long("fifo_in_the_tier", tier::fifo),
     long("symlink_in_the_tier", tier::symlink),
     long("twenty_thousand_runs", requests::twenty_thousand_runs),
-    by_a_node("fences_of_a_node", peer::fences_without_end),
-    by_a_node("questions_of_a_node", peer::questions_without_end),
-    by_a_node("lies_of_a_node", peer::lies_about_steps),
-    by_a_node("sessions_of_a_node", peer::sessions_without_end),
-    by_a_node("parcels_of_a_node", peer::parcels_that_never_come),
-    by_a_node("noise_of_a_node", peer::noise),
+    by_a_node(quick("fences_of_a_node", peer::fences_without_end)),
+    by_a_node(long("questions_of_a_node", peer::questions_without_end)),
+    by_a_node(quick("lies_of_a_node", peer::lies_about_steps)),
+    by_a_node(long("sessions_of_a_node", peer::sessions_without_end)),
+    by_a_node(long("parcels_of_a_node", peer::parcels_that_never_come)),
+    by_a_node(long("noise_of_a_node", peer::noise)),
 ];
 
 /// By this name alone: each of them must be told of.

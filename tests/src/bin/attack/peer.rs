@@ -5,12 +5,10 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result, ensure};
 use storaged_sdk::Client;
 use storaged_sdk::wire::peer::{
-    CheckpointKey, Fence, HighMark, Holding, Lane, NamespaceMark, PeerMessage, SessionKind,
-    SessionRecord, SumChecks, UnowedCause,
+    CheckpointKey, Fence, HighMark, Holding, Lane, PeerMessage, SessionKind, SessionRecord,
+    SumChecks, UnowedCause,
 };
-use storaged_sdk::wire::{
-    CheckpointState, Digest, Namespace, NodeName, Owner, RunId, SessionId, Step,
-};
+use storaged_sdk::wire::{CheckpointState, Digest, Namespace, NodeName, Owner, RunId, SessionId};
 use storaged_tests::peer::HostilePeer;
 
 use crate::honest::DURABLE_EVERY;
@@ -125,7 +123,7 @@ pub fn questions_without_end(scene: &Scene) -> Result<String> {
     Ok(format!("{said} questions about {} steps", known.len()))
 }
 
-/// Of each step that it hears of: that it is gone, that it is durable, that it bears all losses, that nobody need keep it.
+/// Of each step that it hears of: that it is durable, that it bears a loss, that nobody need keep it, that there is no room for it.
 pub fn lies_about_steps(scene: &Scene) -> Result<String> {
     let mut told = BTreeSet::new();
     let said = Liar::of(scene)?.go_on(|liar| {
@@ -147,18 +145,12 @@ pub fn lies_about_steps(scene: &Scene) -> Result<String> {
     Ok(format!("{said} lies about {} steps", told.len()))
 }
 
+/// Not what docs/SECURITY.md says that one node can do: that something newer was protected, that the durable copy is damaged, or that a step which
+/// is not protected yet is given up.
 fn lies(manifest: Digest, key: &CheckpointKey) -> Vec<PeerMessage> {
     let reason = || "it is said".to_owned();
     let key = || key.clone();
     vec![
-        PeerMessage::Abandoned {
-            key: key(),
-            reason: reason(),
-        },
-        PeerMessage::Superseded {
-            key: key(),
-            reason: reason(),
-        },
         PeerMessage::Durable { manifest },
         // More than there can be would be no lie that anybody believes.
         PeerMessage::Protected { manifest, bears: 1 },
@@ -179,14 +171,6 @@ fn lies(manifest: Digest, key: &CheckpointKey) -> Vec<PeerMessage> {
             },
             durable: true,
         },
-        PeerMessage::Marks(vec![NamespaceMark {
-            namespace: key().namespace,
-            owner: Owner::of_token(b""),
-            mark: HighMark {
-                run: key().run,
-                step: Step::new(key().step.get() + 1),
-            },
-        }]),
         PeerMessage::NoRoom {
             manifest,
             node: NodeName::new("n0").expect("a name"),

@@ -296,7 +296,7 @@ impl Context {
         let named = held.iter().rev().take(HOLDERS_NAMED);
         let mut named: Vec<String> = named
             .map(|(bytes, namespace)| {
-                let (why, pins) = (self.why_held(namespace), self.pins_in_words(namespace));
+                let (why, pins) = (self.why_held(namespace, of), self.pins_in_words(namespace));
                 format!("{namespace} {bytes} bytes ({why}{pins})")
             })
             .collect();
@@ -316,7 +316,7 @@ impl Context {
         named.join(", ")
     }
 
-    fn why_held(&self, namespace: &Namespace) -> String {
+    fn why_held(&self, namespace: &Namespace, asked_by: &Namespace) -> String {
         let nodes = self.nodes_attached(namespace);
         if let Some(node) = nodes.first() {
             return format!("has trainers on {node}");
@@ -325,6 +325,9 @@ impl Context {
         let limit_s = self.setup.idle_job_ms / 1000;
         if self.is_newest_durable(namespace) {
             format!("unused for {idle_s} s, durable")
+        } else if namespace == asked_by {
+            // Whoever reads it is not told to drop what he reads.
+            "this job, not durable".into()
         } else {
             format!(
                 "unused for {idle_s} s and not durable: gives way after {limit_s} s, or to `storaged drop {namespace}`"
@@ -373,6 +376,9 @@ mod tests {
         let refusal = cx.no_budget(50 * MIB, "is full", &new).message;
         let said = format!("{} bytes of digests", 20 * MIB);
         assert!(refusal.contains(&said), "{refusal}");
+        assert!(refusal.contains("storaged drop old"), "{refusal}");
+        let own = cx.no_budget(50 * MIB, "is full", &old).message;
+        assert!(own.contains("this job, not durable"), "{own}");
         assert_eq!(cx.slots.len(), slots, "60 MiB would not have been enough");
     }
 }
