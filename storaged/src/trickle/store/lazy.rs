@@ -140,7 +140,7 @@ impl Store for Lazy {
 
     async fn begin(&self, key: &ObjectKey, part_bytes: PartBytes) -> Result<Upload, StoreError> {
         let store = self.open().await?;
-        self.writes.write(store.begin(key, part_bytes)).await
+        self.writes.begin(store.begin(key, part_bytes)).await
     }
 
     async fn resume(
@@ -159,7 +159,7 @@ impl Store for Lazy {
     ) -> Result<Upload, StoreError> {
         let store = self.open().await?;
         let begins = store.resume_or_begin(key, part_bytes, leftovers);
-        self.writes.write(begins).await
+        self.writes.begin(begins).await
     }
 
     async fn put_part(

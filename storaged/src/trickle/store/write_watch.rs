@@ -11,8 +11,8 @@ use super::StoreError;
 
 /// Longer than a large part takes on a slow line.
 const SILENT_AFTER: Duration = Duration::from_secs(90);
-/// Calls that were broken off count for so long: without newer ones nobody knows how it is.
-const ASKED_WITHIN: Duration = Duration::from_secs(60);
+/// Calls that were broken off count for so long. While a file system hangs there may be no newer ones: these hold all room for copies.
+const ASKED_WITHIN: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
 struct Writes {
@@ -32,7 +32,7 @@ impl Writes {
     }
 }
 
-/// Looks at the writes of a store.
+/// Looks at the writes of a store: of parts, objects and ends of uploads. That an upload begins may be answered without a byte that is written.
 #[derive(Debug, Default)]
 pub struct WriteWatch(Mutex<Writes>);
 
@@ -68,6 +68,18 @@ impl WriteWatch {
             writes.silent_since = (writes.waiting > 1).then(Instant::now);
         }
         outcome
+    }
+
+    /// Begins an upload: it may hang as a write does, and that it does not says nothing of writes.
+    ///
+    /// # Errors
+    /// As it does.
+    pub async fn begin<T>(
+        &self,
+        work: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let _unanswered = self.begins();
+        work.await
     }
 
     fn begins(&self) -> Unanswered<'_> {
@@ -139,6 +151,8 @@ mod tests {
         passes(100).await;
         assert!(watch.silence().is_some());
         drop(hangs);
+        assert!(watch.silence().is_some(), "it was not answered");
+        passes(600).await;
         assert_eq!(watch.silence(), None, "nobody asks any more");
         is_given_up(&watch, 3).await;
         assert_eq!(watch.silence(), None, "it may be well again");
