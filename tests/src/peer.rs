@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use storaged::config::ConfigFile;
 use storaged::net::{LINK_VERSIONS, Net, NetConfig, NetEvent, TlsIdentity, UdpFactory};
-use storaged_sdk::wire::peer::PeerMessage;
-use storaged_sdk::wire::{Generation, NodeName, decode, encode};
+use storaged_sdk::wire::peer::{Fence, PeerMessage};
+use storaged_sdk::wire::{Generation, Namespace, NodeName, Owner, RunId, decode, encode};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
@@ -16,8 +16,25 @@ use crate::system::System;
 /// A link that does not come up in this time does not come up at all.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Of one message.
+pub const FENCES: usize = 400;
+
 /// Messages from a peer that are remembered; later ones are let go.
 const HEARD_MAX: usize = 100_000;
+
+/// Fences of jobs that there are not, so many that whoever reads them has much more to do than who says them.
+///
+/// # Errors
+/// None, as long as this is a name.
+pub fn many_fences() -> Result<PeerMessage> {
+    let fence = Fence {
+        namespace: Namespace::new("nobodys")?,
+        owner: Owner::of_token(b"nobody"),
+        run: RunId::ZERO,
+        promised: RunId::ZERO,
+    };
+    Ok(PeerMessage::Fences(vec![fence; FENCES]))
+}
 
 /// What others have said to it, as far as this can be read.
 #[derive(Clone, Default)]

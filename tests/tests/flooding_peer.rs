@@ -6,13 +6,10 @@ use anyhow::{Result, ensure};
 use storaged::config::ConfigFile;
 use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::DurableWish;
-use storaged_sdk::wire::peer::{CheckpointKey, Fence, PeerMessage};
-use storaged_sdk::wire::{CheckpointState, Namespace, Owner, RunId, Step};
-use storaged_tests::peer::HostilePeer;
+use storaged_sdk::wire::peer::CheckpointKey;
+use storaged_sdk::wire::{CheckpointState, RunId, Step};
+use storaged_tests::peer::{HostilePeer, many_fences};
 use storaged_tests::system::{System, shards, wait};
-
-/// Fences of a message: it costs whoever reads it much more than who says it.
-const FENCES: usize = 400;
 
 /// Says it until it is over.
 fn flood(
@@ -21,13 +18,7 @@ fn flood(
     is_over: &AtomicBool,
     said: &AtomicU64,
 ) -> Result<()> {
-    let fence = Fence {
-        namespace: Namespace::new("nobodys")?,
-        owner: Owner::of_token(b"nobody"),
-        run: RunId::ZERO,
-        promised: RunId::ZERO,
-    };
-    let message = PeerMessage::Fences(vec![fence; FENCES]);
+    let message = many_fences()?;
     while !is_over.load(Ordering::Relaxed) {
         peer.say(&system.cluster.name(0), &message);
         said.fetch_add(1, Ordering::Relaxed);

@@ -277,12 +277,10 @@ pub(crate) struct NoRoomThere {
     pub node: NodeName,
     /// As it said.
     pub reason: String,
-    /// Since when some node has none, and when one said so last.
-    pub since: Now,
-    pub heard_at: Now,
+    pub refused: ParityRefused,
 }
 
-/// Steps of a job have found no room for parity on some node, and none of it has been protected since.
+/// Since when some node has no room for parity, of one step or of any of a job's, and when one said so last.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ParityRefused {
     pub since: Now,

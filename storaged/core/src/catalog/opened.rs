@@ -39,7 +39,7 @@ impl OpenedSteps {
 
     /// Whether the newest run may have gone on from it.
     pub fn has(&self, step: HighMark) -> bool {
-        self.before_run.contains(&step) || self.since.contains(&step)
+        self.any(|it| it == step)
     }
 
     /// Whether one of those that the newest run may have gone on from is such.

@@ -10,15 +10,18 @@ use crate::context::Context;
 use crate::limits;
 use crate::stage::cut;
 
-impl NoRoomThere {
-    /// Whether it is so still: a leader asks again within 2 s, and tells the answer.
-    pub fn is_heard(&self, now: Now) -> bool {
-        now.since(self.heard_at) < limits::NO_ROOM_HEARD_MS
-    }
-}
-
 impl ParityRefused {
-    fn is_heard(&self, now: Now) -> bool {
+    /// Said now, once more if it was so until now.
+    fn again(before: Option<Self>, now: Now) -> Self {
+        let goes_on = before.filter(|it| it.is_heard(now));
+        Self {
+            since: goes_on.map_or(now, |it| it.since),
+            heard_at: now,
+        }
+    }
+
+    /// Whether it is so still: a leader asks again within 2 s, and tells the answer.
+    pub fn is_heard(self, now: Now) -> bool {
         now.since(self.heard_at) < limits::NO_ROOM_HEARD_MS
     }
 }
@@ -32,20 +35,15 @@ impl Context {
         };
         match why {
             Some(reason) => {
-                let before = checkpoint.no_room.as_ref();
-                let goes_on = before.filter(|it| it.is_heard(now));
+                let before = checkpoint.no_room.as_ref().map(|it| it.refused);
                 checkpoint.no_room = Some(NoRoomThere {
                     node,
                     reason: reason.clone(),
-                    since: goes_on.map_or(now, |it| it.since),
-                    heard_at: now,
+                    refused: ParityRefused::again(before, now),
                 });
                 if let Some(table) = self.namespaces.get_mut(&key.namespace) {
-                    let before = table.parity_refused.filter(|it| it.is_heard(now));
-                    table.parity_refused = Some(ParityRefused {
-                        since: before.map_or(now, |it| it.since),
-                        heard_at: now,
-                    });
+                    let refused = ParityRefused::again(table.parity_refused, now);
+                    table.parity_refused = Some(refused);
                 }
             }
             None => checkpoint.no_room = checkpoint.no_room.take().filter(|it| it.node != node),

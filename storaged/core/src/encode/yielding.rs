@@ -111,7 +111,7 @@ impl Context {
     fn is_lane_refused(&self, checkpoint: &Checkpoint, no_room: &NoRoomThere) -> bool {
         let nodes = checkpoint.manifest.as_ref().map(|it| it.nodes());
         let on = nodes.and_then(|nodes| nodes.get(&no_room.node));
-        no_room.is_heard(self.now) && on.is_some_and(|on| !on.coding.is_empty())
+        no_room.refused.is_heard(self.now) && on.is_some_and(|on| !on.coding.is_empty())
     }
 
     /// Whether every shard is where it was sealed, as far as can be known here: whoever was started again since may have lost its own.
@@ -151,7 +151,7 @@ impl Context {
         if self.is_ahead_of(wanted, checkpoint) {
             return true;
         }
-        let began = |c: &Checkpoint| c.no_room.as_ref().map(|it| it.since);
+        let began = |c: &Checkpoint| c.no_room.as_ref().map(|it| it.refused.since);
         let (Some(holds), Some(waits)) = (began(checkpoint), began(wanted)) else {
             return false;
         };

@@ -282,7 +282,7 @@ impl Context {
 
     /// Whether a trainer has waited long enough for nodes that are gone since then, or so long that it does not matter: where links come
     /// and go, each of their ends would begin it anew.
-    pub(super) fn has_waited_for_the_gone(&self, waited: Waited, since: Now) -> bool {
+    fn has_waited_for_the_gone(&self, waited: Waited, since: Now) -> bool {
         let waited_for_them = waited.ms.min(self.now.since(since));
         waited_for_them >= limits::GONE_WORDS_MS || waited.lacking_ms >= limits::GONE_WORDS_MAX_MS
     }

@@ -163,20 +163,8 @@ impl Context {
         }
     }
 
-    /// Notes of which checkpoints every shard is in the tier.
-    fn note_all_copied(&mut self) {
-        let now = self.now;
-        for checkpoint in self.checkpoints.values_mut() {
-            let is_copied = checkpoint.shards_durable.len() == checkpoint.world_size.get() as usize;
-            if is_copied || planted!("manifest_before_shards") {
-                checkpoint.owing.copied_at.get_or_insert(now);
-            }
-        }
-    }
-
     /// The first home node that is up writes the manifest once every shard is there, and others if it does not.
     pub(crate) fn start_publishing(&mut self) {
-        self.note_all_copied();
         let now = self.now;
         let due: Vec<(CheckpointKey, Arc<ManifestBytes>)> = self
             .checkpoints

@@ -64,11 +64,16 @@ impl Context {
             let shard = manifest.manifest().shard(*rank);
             shard.is_some_and(|shard| shard.node == *from)
         };
+        let now = self.now;
         let Some(checkpoint) = self.checkpoint_named(name) else {
             return;
         };
         let done = done.into_iter().filter(is_its_own);
         checkpoint.shards_durable.extend(done);
+        let is_copied = checkpoint.shards_durable.len() == checkpoint.world_size.get() as usize;
+        if is_copied || planted!("manifest_before_shards") {
+            checkpoint.owing.copied_at.get_or_insert(now);
+        }
         let given_up = checkpoint.owing.given_up.clone();
         if checkpoint.state >= CheckpointState::Durable {
             self.send(from, PeerMessage::Durable { manifest: name });

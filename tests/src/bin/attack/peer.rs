@@ -5,18 +5,16 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result, ensure};
 use storaged_sdk::Client;
 use storaged_sdk::wire::peer::{
-    CheckpointKey, Fence, HighMark, Holding, Lane, PeerMessage, SessionKind, SessionRecord,
-    SumChecks, UnowedCause,
+    CheckpointKey, HighMark, Holding, Lane, PeerMessage, SessionKind, SessionRecord, SumChecks,
+    UnowedCause,
 };
-use storaged_sdk::wire::{CheckpointState, Digest, Namespace, NodeName, Owner, RunId, SessionId};
-use storaged_tests::peer::HostilePeer;
+use storaged_sdk::wire::{CheckpointState, Digest, Namespace, NodeName, SessionId};
+use storaged_tests::peer::{FENCES, HostilePeer, many_fences};
 
 use crate::honest::DURABLE_EVERY;
 use crate::scene::Scene;
 use crate::trial::ROUNDS;
 
-/// In a message: it costs whoever reads it much more than who says it.
-const FENCES: usize = 400;
 /// Of each kind, between two looks at the honest job.
 const AT_ONCE: u64 = 64;
 /// What a parcel that never comes is said to be.
@@ -93,13 +91,7 @@ fn digest(number: u64) -> Digest {
 
 /// Fences of jobs that there are not.
 pub fn fences_without_end(scene: &Scene) -> Result<String> {
-    let fence = Fence {
-        namespace: Namespace::new("nobodys")?,
-        owner: Owner::of_token(b"nobody"),
-        run: RunId::ZERO,
-        promised: RunId::ZERO,
-    };
-    let message = PeerMessage::Fences(vec![fence; FENCES]);
+    let message = many_fences()?;
     let said = Liar::of(scene)?.go_on(|liar| {
         (0..AT_ONCE).for_each(|_| liar.say(&message));
         Ok(())
