@@ -4,12 +4,14 @@ import asyncio
 import importlib.util
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 import torch
-from daemon import run_ranks
+from daemon import PACKAGE, run_ranks
 from storaged import errors
 from storaged.torch import Checkpointer, Event, progress_bar
 
@@ -230,6 +232,32 @@ def test_sigterm_alone(session, save_on_term):
         os.kill(os.getpid(), signal.SIGTERM)
         assert checkpointer.is_last_step(2) and checkpointer.is_last_step(3)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+# A second signal comes in each line of what the first one runs.
+SIGNALLED_TWICE = """
+import os, signal, sys
+from storaged.torch._ahead import Termination
+termination = Termination(None, None)
+termination.listen()
+sent = 0
+def trace(frame, event, argument):
+    global sent
+    if sent < 20 and any(file in frame.f_code.co_filename for file in ("_ahead", "threading")):
+        sent += 1
+        signal.raise_signal(signal.SIGTERM)
+    return trace
+sys.settrace(trace)
+os.kill(os.getpid(), signal.SIGTERM)
+sys.settrace(None)
+assert termination.came and sent > 0
+print("went on")
+"""
+
+
+def test_a_second_sigterm_while_the_first_is_handled_stops_nothing():
+    ran = subprocess.run([sys.executable, "-c", SIGNALLED_TWICE], env=os.environ | {"PYTHONPATH": str(PACKAGE)}, capture_output=True, timeout=60)
+    assert ran.stdout == b"went on\n", ran.stderr.decode()
 
 
 ENDED = """

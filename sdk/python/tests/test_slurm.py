@@ -87,7 +87,7 @@ class Slurm:
         own = {name: value for name, value in os.environ.items() if not name.startswith(("STORAGED_", "SLURM_"))}
         environment = own | {
             "PATH": f"{self.bin}:{os.environ['PATH']}", "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
-            "GLOO_SOCKET_IFNAME": "lo", "STORAGED_SOCKET": str(self.daemon.socket), "STORAGED_TOKENS": str(self.folder / "tokens"),
+            "PYTHONFAULTHANDLER": "1", "GLOO_SOCKET_IFNAME": "lo", "STORAGED_SOCKET": str(self.daemon.socket), "STORAGED_TOKENS": str(self.folder / "tokens"),
             "STORAGED_ASK_S": "5", "STORAGED_SLEEP_S": "1", "NPROC_PER_NODE": "1", "RDZV_PORT": str(free_port()),
             "SLURM_JOB_ID": "77", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_SUBMIT_DIR": str(ROOT),
         }
@@ -99,8 +99,20 @@ class Slurm:
         self.jobs.append(job)
         return job
 
+    def signal_tasks(self, name):
+        subprocess.run([str(self.bin / "scancel"), f"--signal={name}", "77"], check=True)
+
     def cancel_tasks(self):
-        subprocess.run([str(self.bin / "scancel"), "--signal=KILL", "77"], check=True)
+        self.signal_tasks("KILL")
+
+    def ended(self, job, limit=120):
+        """Its exit code; if it hangs, where its processes are."""
+        try:
+            return job.wait(limit)
+        except subprocess.TimeoutExpired:
+            self.signal_tasks("ABRT")
+            time.sleep(2)
+            raise AssertionError(f"no end after {limit} s: {job.log.read_text()[-12000:]}") from None
 
     def lines(self, name):
         file = self.folder / name
@@ -160,7 +172,7 @@ def test_a_job_whose_time_is_nearly_over_saves_once_more_and_goes_on_there_when_
         time.sleep(1)
         # What --signal=B:USR1@180 does.
         job.send_signal(signal.SIGUSR1)
-        assert job.wait(120) == 0, job.log.read_text()
+        assert slurm.ended(job) == 0, job.log.read_text()
         ended = until(job, ENDS)
         assert len(ended) == 2 and ended[0] == ended[1] and int(ended[0]) > int(before), job.log.read_text()
         before = ended[0]
@@ -176,7 +188,7 @@ def test_the_last_requeue_that_is_allowed_is_not_the_last_save(slurm):
     job = slurm.batch(JOB, EXAMPLE, "--steps", "100000000", SLURM_RESTART_COUNT="5")
     until(job, BEGINS)
     job.send_signal(signal.SIGUSR1)
-    assert job.wait(120) == 0, job.log.read_text()
+    assert slurm.ended(job) == 0, job.log.read_text()
     assert slurm.lines("asked")[-1] == "scontrol requeue 77"
 
 
@@ -188,7 +200,7 @@ def test_a_cancelled_job_is_neither_started_again_nor_requeued(slurm):
         time.sleep(0.1)
     job.send_signal(signal.SIGTERM)
     slurm.cancel_tasks()
-    assert job.wait(60) == 128 + signal.SIGKILL, job.log.read_text()
+    assert slurm.ended(job, 60) == 128 + signal.SIGKILL, job.log.read_text()
     assert len(slurm.lines("sruns")) == 1 and not any("requeue" in line for line in slurm.lines("asked")), job.log.read_text()
 
 
@@ -201,7 +213,7 @@ def test_a_job_that_waits_for_a_node_when_its_time_is_over_is_requeued_without_a
     job = slurm.batch(SCRIPTS / "restart.sh", "srun", "true", STORAGED_TOKEN="a-secret-of-tests", STORAGED_NAMESPACE="job")
     until(job, "waiting .* s more for a node", 1)
     job.send_signal(signal.SIGUSR1)
-    assert job.wait(60) == 0, job.log.read_text()
+    assert slurm.ended(job, 60) == 0, job.log.read_text()
     assert slurm.lines("asked")[-1] == "scontrol requeue 77" and slurm.lines("sruns") == [], job.log.read_text()
 
 

@@ -48,14 +48,16 @@ class Termination:
 
     def __init__(self, session: Session, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._signalled = threading.Event()
+        # No Event: its lock is held while it is set, and a second SIGTERM is handled in the midst of the first. Slurm sends one to each
+        # rank, and torchrun another one a millisecond later.
+        self._signalled = False
         self._told = False
         self._last: int | None = None
         self._before: Any = None
 
     def listen(self) -> None:
         """From now on SIGTERM ends nothing at once. In the main thread."""
-        self._before = signal.signal(signal.SIGTERM, lambda *_: self._signalled.set())
+        self._before = signal.signal(signal.SIGTERM, self._hear)
 
     def restore(self) -> None:
         """SIGTERM does again what it did."""
@@ -66,7 +68,10 @@ class Termination:
     @property
     def came(self) -> bool:
         """Whether this rank got the signal."""
-        return self._signalled.is_set()
+        return self._signalled
+
+    def _hear(self, *_: Any) -> None:
+        self._signalled = True
 
     def is_last(self, step: int) -> bool:
         """Whether all ranks stop after this step. Every rank asks after every step."""
