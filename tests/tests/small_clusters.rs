@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use storaged_sdk::wire::CheckpointState;
-use storaged_sdk::wire::local::DurableWish;
+use storaged_sdk::wire::local::{DurableWish, Rung};
 use storaged_tests::system::{System, losses, shards, wait};
 
 fn any_may_be_lost(nodes: usize, k: usize, m: usize) -> Result<()> {
@@ -117,5 +117,19 @@ fn as_few_nodes_as_may_be_lost_are_refused() -> Result<()> {
         log.contains("needs 2 coding nodes") && log.contains("lower m"),
         "{log}"
     );
+    Ok(())
+}
+
+/// As where a job is given its nodes in another order. Nothing is coded, and what is there is there.
+#[test]
+fn without_coding_a_rank_reads_its_shard_from_the_node_on_which_it_was_sealed() -> Result<()> {
+    let system = System::start(3, None, "")?;
+    let (run, mut trainers) = system.trainers(3)?;
+    let expected = shards(3, 3);
+    system.save(&mut trainers, 3, &expected, DurableWish::Never)?;
+    (0..3).try_for_each(|node| system.wait(node, run, 3, CheckpointState::Committed))?;
+    drop(trainers);
+    let rungs = system.restore(&[1, 2, 0], 3, &expected)?;
+    ensure!(rungs == [Rung::PeerRam; 3], "{rungs:?}");
     Ok(())
 }

@@ -56,8 +56,13 @@ pub fn blocks_on(manifest: &ManifestBytes, node: &NodeName) -> Vec<(Lane, usize)
 
 /// A node with shards that no group codes: it had no place in the epoch of the manifest. Only it can give them back.
 pub fn uncoded_node(manifest: &ManifestBytes) -> Option<&NodeName> {
-    let mut nodes = manifest.nodes().iter();
-    let uncoded = nodes.find(|(_, on)| !on.ranks.is_empty() && on.data.is_empty());
+    uncoded_nodes(manifest).next()
+}
+
+/// In the order of their names.
+fn uncoded_nodes(manifest: &ManifestBytes) -> impl Iterator<Item = &NodeName> {
+    let nodes = manifest.nodes().iter();
+    let uncoded = nodes.filter(|(_, on)| !on.ranks.is_empty() && on.data.is_empty());
     uncoded.map(|(node, _)| node)
 }
 
@@ -105,6 +110,37 @@ impl LaneBlocks {
         let (group, block) = *on.data.first()?;
         let index = u32::try_from(index).ok()?;
         Some((Lane { group, index }, block))
+    }
+
+    /// The lane and block by which others read the shard of `rank`. One that no group codes has a lane of its own, numbered behind those
+    /// of the groups, with its node's shard in it and no parity: it is copied, or cannot be had.
+    pub fn to_read(manifest: &ManifestBytes, rank: Rank) -> Option<(Lane, usize)> {
+        if let Some(found) = Self::find(manifest, rank) {
+            return Some(found);
+        }
+        let node = &manifest.manifest().shard(rank)?.node;
+        let place = uncoded_nodes(manifest).position(|it| it == node)?;
+        let on = manifest.nodes().get(node)?;
+        let index = on.ranks.iter().position(|it| *it == rank)?;
+        let group = u32::try_from(manifest.manifest().groups.len() + place).ok()?;
+        let index = u32::try_from(index).ok()?;
+        Some((Lane { group, index }, 0))
+    }
+
+    /// The blocks of a lane that is read: of a group, or of a shard that none codes.
+    pub fn of_read(manifest: &ManifestBytes, lane: Lane) -> Option<Self> {
+        let record = manifest.manifest();
+        let Some(place) = (lane.group as usize).checked_sub(record.groups.len()) else {
+            return Self::of(manifest, lane);
+        };
+        let node = uncoded_nodes(manifest).nth(place)?;
+        let rank = manifest.ranks_on(node).get(lane.index as usize)?;
+        let shard = record.shard(*rank)?.clone();
+        Some(Self {
+            length: shard.length,
+            data: vec![Some(shard)],
+            coding: Vec::new(),
+        })
     }
 
     /// k + m.

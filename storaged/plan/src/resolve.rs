@@ -128,7 +128,7 @@ impl Derived {
         stripes: &[(u64, u64)],
         shape: RepairShape,
     ) -> Option<Self> {
-        let blocks = LaneBlocks::of(manifest, lane)?;
+        let blocks = LaneBlocks::of_read(manifest, lane)?;
         let in_range = |block: &u32| (*block as usize) < blocks.blocks();
         let named = survivors
             .iter()

@@ -269,7 +269,7 @@ impl Restores {
         else {
             return false;
         };
-        let blocks = LaneBlocks::of(&opening.manifest, lane);
+        let blocks = LaneBlocks::of_read(&opening.manifest, lane);
         let may_try = opening.attempts <= limits::REPLANS_MAX as usize;
         may_try
             && blocks.is_some_and(|blocks| {
@@ -335,8 +335,8 @@ impl Restores {
 
     fn next_suspect(&self, slot: SlotId) -> Option<NodeName> {
         let opening = self.openings.get(&slot)?;
-        let (lane, block) = LaneBlocks::find(&opening.manifest, opening.rank)?;
-        let blocks = LaneBlocks::of(&opening.manifest, lane)?;
+        let (lane, block) = LaneBlocks::to_read(&opening.manifest, opening.rank)?;
+        let blocks = LaneBlocks::of_read(&opening.manifest, lane)?;
         let available = opening
             .survey
             .sources(&opening.manifest)

@@ -145,8 +145,8 @@ impl ShardOpen {
         cx: &Context,
     ) -> Option<(storaged_wire::peer::Lane, SessionKind, Rung)> {
         let manifest = self.manifest.manifest();
-        let (lane, block) = LaneBlocks::find(&self.manifest, self.rank)?;
-        let blocks = LaneBlocks::of(&self.manifest, lane)?;
+        let (lane, block) = LaneBlocks::to_read(&self.manifest, self.rank)?;
+        let blocks = LaneBlocks::of_read(&self.manifest, lane)?;
         // A session's members must know the manifest, this node too.
         cx.manifest_named(self.manifest.name())?;
         let usable: Vec<usize> = self
