@@ -225,6 +225,9 @@ pub const PARITY_YIELDS_AT_LAST_MS: u64 = 45_000;
 /// What a node has no room for is news for so long: whoever leads it asks again after at most 2 s.
 pub const NO_ROOM_HEARD_MS: u64 = 10_000;
 
+/// And tells the answer no more often than this.
+pub const NO_ROOM_TOLD_EVERY_MS: u64 = 3_000;
+
 /// How often the patience doubles from one time to the next that a step's parity makes way: up to 10 or 48 minutes.
 pub const YIELD_DOUBLINGS: u32 = 6;
 
@@ -560,8 +563,8 @@ const _: () = assert!(
     "a proposal is the start of a session"
 );
 const _: () = assert!(
-    NO_ROOM_HEARD_MS > SESSION_RETRY_MS << NO_ROOM_RETRY_DOUBLINGS,
-    "what has no room is asked for again while that is news"
+    NO_ROOM_HEARD_MS > NO_ROOM_TOLD_EVERY_MS + (SESSION_RETRY_MS << NO_ROOM_RETRY_DOUBLINGS),
+    "what has no room is asked for again, and the answer told, while that is news"
 );
 const _: () = assert!(
     HELD_OFF_MS > (SESSION_RETRY_MS << NO_ROOM_RETRY_DOUBLINGS) + PROPOSE_MAX_MS,

@@ -473,7 +473,12 @@ impl Sessions {
             return cx.abandon_everywhere(&led.key, &reason);
         }
         let key = led.key;
-        if let SessionFault::NoRoom(reason) = &fault {
+        if let SessionFault::NoRoom(reason) = &fault
+            && self
+                .lanes
+                .get_mut(&place)
+                .is_none_or(|it| it.tells_no_room(now))
+        {
             cx.tell_no_room(&key, &node, reason);
         }
         cx.note(Note::SessionFailed { key, node, fault });

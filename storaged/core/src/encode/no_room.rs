@@ -2,7 +2,7 @@
 //! status and the log name the budget that is too small and not the steps that follow one another.
 
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
-use storaged_wire::{Digest, NodeName};
+use storaged_wire::{CheckpointState, Digest, NodeName};
 
 use crate::api::Now;
 use crate::catalog::{Checkpoint, NoRoomThere, ParityRefused};
@@ -20,9 +20,18 @@ impl ParityRefused {
         }
     }
 
-    /// Whether it is so still: a leader asks again within 2 s, and tells the answer.
+    /// Whether it is so still: a leader asks again within 2 s, and tells the answer every few seconds.
     pub fn is_heard(self, now: Now) -> bool {
         now.since(self.heard_at) < limits::NO_ROOM_HEARD_MS
+    }
+}
+
+impl Checkpoint {
+    /// Whether a node keeps parity of it.
+    pub(super) fn is_coded_by(&self, node: &NodeName) -> bool {
+        let nodes = self.manifest.as_ref().map(|it| it.nodes());
+        let on = nodes.and_then(|nodes| nodes.get(node));
+        on.is_some_and(|on| !on.coding.is_empty())
     }
 }
 
@@ -36,12 +45,17 @@ impl Context {
         match why {
             Some(reason) => {
                 let before = checkpoint.no_room.as_ref().map(|it| it.refused);
+                // A shard that has no room to come back, and what describes a step, are no parity that others of the job could take.
+                let waits = checkpoint.state == CheckpointState::Committed;
+                let is_parity = waits && checkpoint.is_coded_by(&node);
                 checkpoint.no_room = Some(NoRoomThere {
                     node,
                     reason: reason.clone(),
                     refused: ParityRefused::again(before, now),
                 });
-                if let Some(table) = self.namespaces.get_mut(&key.namespace) {
+                if let Some(table) = self.namespaces.get_mut(&key.namespace)
+                    && is_parity
+                {
                     let refused = ParityRefused::again(table.parity_refused, now);
                     table.parity_refused = Some(refused);
                 }

@@ -14,6 +14,7 @@ use super::missing_stripes::MissingStripes;
 use super::tables::TableFetch;
 use super::topology::StripeDemand;
 use crate::api::{Now, ParityId, Source, Urgency};
+use crate::limits;
 
 /// What a leader knows of its lanes.
 pub(crate) type LaneTable = BTreeMap<LanePlace, LaneProgress>;
@@ -70,6 +71,20 @@ pub(crate) struct LaneProgress {
     pub replans: u32,
     /// Failures in a row: what fails again and again is tried less often.
     pub failures: u32,
+    /// When all that it concerns were last told that a member has no room.
+    pub no_room_told_at: Option<Now>,
+}
+
+impl LaneProgress {
+    /// Whether a refusal is to be told now. Each goes to every node that the step concerns, and is news to them for longer than this.
+    pub fn tells_no_room(&mut self, now: Now) -> bool {
+        let told = self.no_room_told_at;
+        let is_due = told.is_none_or(|at| now.since(at) >= limits::NO_ROOM_TOLD_EVERY_MS);
+        if is_due {
+            self.no_room_told_at = Some(now);
+        }
+        is_due
+    }
 }
 
 /// Why a session is led.

@@ -109,9 +109,7 @@ impl Context {
 
     /// Whether a lane finds no room, now: a shard that finds none has been lost, and needs the parity.
     fn is_lane_refused(&self, checkpoint: &Checkpoint, no_room: &NoRoomThere) -> bool {
-        let nodes = checkpoint.manifest.as_ref().map(|it| it.nodes());
-        let on = nodes.and_then(|nodes| nodes.get(&no_room.node));
-        no_room.refused.is_heard(self.now) && on.is_some_and(|on| !on.coding.is_empty())
+        no_room.refused.is_heard(self.now) && checkpoint.is_coded_by(&no_room.node)
     }
 
     /// Whether every shard is where it was sealed, as far as can be known here: whoever was started again since may have lost its own.

@@ -21,7 +21,15 @@ impl Context {
         });
         durable
             .filter(|(key, c)| *key < newest && !c.shards.is_empty() && !self.is_awaited(c))
+            .filter(|(key, _)| !self.is_passed_as_base(key))
             .map(|(key, _)| key.clone())
+    }
+
+    /// Whether a newer step is known to be durable, which the next copy is the difference from. It may have had no shard here, on a node that
+    /// has no rank of the job any more, and gone at once: the older one would stay for good.
+    fn is_passed_as_base(&self, key: &CheckpointKey) -> bool {
+        let newest = self.keys.durable(&key.namespace);
+        newest.is_some_and(|newest| (newest.run, newest.step) > (key.run, key.step))
     }
 
     /// Whether a trainer waits for one of the slots that the checkpoint has here.
