@@ -130,12 +130,14 @@ mod seeds_of {
         memory_stays_behind_links_that_fail slow_tier failing_tier
         lying_tier two_jobs two_incarnations incarnations_apart runs_from_a_registry runs_from_a_registry_and_a_tier power_cuts quiet_job quiet_and_one_less brief_jobs ill_trainers
         lying_trainers small_budget another_chunk another_m places_refilled places_refilled_and_quiet
-        places_refilled_and_memory_stays places_refilled_and_runs_from_a_registry more_and_fewer_places places_change_in_all_weathers nodes_cordoned nodes_cordoned_and_quiet rot rot_and_quiet restarts_that_fail
+        places_refilled_and_memory_stays places_refilled_and_runs_from_a_registry more_and_fewer_places places_change_in_all_weathers places_change_and_clocks_jump
+        places_change_and_power_cuts places_change_in_little_room places_change_and_the_registry_is_gone_at_times
+        memory_stays_and_the_registry_is_gone_at_times nodes_cordoned nodes_cordoned_and_quiet rot rot_and_quiet restarts_that_fail
         steps_kept steps_kept_in_little_room steps_kept_through_crashes steps_kept_and_quiet steps_kept_in_all_weathers
         keepers_die keepers_die_and_quiet memory_stays_in_part memory_stays_in_part_and_quiet
         memory_stays_in_part_and_steps_are_pinned holders_in_all_weathers places_refilled_and_holders
         pins pins_in_little_room pins_of_two_jobs_in_little_room pins_through_crashes pins_and_quiet pins_and_daemons_that_restart pins_in_all_weathers
-        everything
+        everything everything_and_places_change
     }
 }
 

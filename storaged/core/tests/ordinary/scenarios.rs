@@ -3,7 +3,7 @@
 use storaged_core::RunAuthority;
 
 use crate::sim::month::{
-    CALM, Changes, Crashes, HeldMemory, Scenario, TierKind, Trainers, Unequal,
+    CALM, Changes, Crashes, HeldMemory, RegistryKind, Scenario, TierKind, Trainers, Unequal,
 };
 
 /// Every class.
@@ -211,6 +211,48 @@ pub const SCENARIOS: &[Scenario] = &[
         ..CALM
     },
     Scenario {
+        name: "places_change_and_clocks_jump",
+        places: Changes::Both,
+        clocks: true,
+        crashes: Crashes::UpToM,
+        tier: TierKind::Slow,
+        ..CALM
+    },
+    Scenario {
+        name: "places_change_and_power_cuts",
+        places: Changes::Both,
+        crashes: Crashes::AllAtOnce,
+        tier: TierKind::Failing,
+        ..CALM
+    },
+    Scenario {
+        name: "places_change_in_little_room",
+        places: Changes::Both,
+        // A node may have three ranks where places were removed.
+        budget_slots: 10,
+        tier: TierKind::Slow,
+        ..CALM
+    },
+    Scenario {
+        name: "places_change_and_the_registry_is_gone_at_times",
+        places: Changes::Both,
+        registry: RegistryKind::GoneAtTimes,
+        links: true,
+        crashes: Crashes::UpToM,
+        tier: TierKind::Well,
+        ..CALM
+    },
+    Scenario {
+        name: "memory_stays_and_the_registry_is_gone_at_times",
+        places: Changes::Machines,
+        registry: RegistryKind::GoneAtTimes,
+        crashes: Crashes::DaemonsAlone,
+        links: true,
+        twins: true,
+        runs: RunAuthority::Registry,
+        ..CALM
+    },
+    Scenario {
         name: "nodes_cordoned",
         places: Changes::Cordons,
         crashes: Crashes::UpToM,
@@ -384,6 +426,20 @@ pub const SCENARIOS: &[Scenario] = &[
         pauses: true,
         clocks: true,
         crashes: Crashes::UpToM,
+        tier: TierKind::Failing,
+        jobs: 2,
+        twins: true,
+        trainers: Trainers::Ill,
+        ..CALM
+    },
+    Scenario {
+        name: "everything_and_places_change",
+        links: true,
+        pauses: true,
+        clocks: true,
+        crashes: Crashes::UpToM,
+        places: Changes::Both,
+        registry: RegistryKind::GoneAtTimes,
         tier: TierKind::Failing,
         jobs: 2,
         twins: true,

@@ -16,7 +16,8 @@ impl World {
     /// A node is cordoned, or one that is cordoned is as any other again; now and then the first go on until nobody is left to code for them.
     pub(super) fn strike_cordons(&mut self) {
         let changes = self.month().scenario.places;
-        if changes == Changes::Never || self.random(CORDON_ONE_IN) != 0 {
+        let is_away = self.registry_is_away_for().is_some();
+        if changes == Changes::Never || is_away || self.random(CORDON_ONE_IN) != 0 {
             return;
         }
         let machines = self.machines();

@@ -34,6 +34,7 @@ impl World {
         }
         self.strike_nodes(scenario.crashes);
         self.strike_holders();
+        self.strike_registry();
         self.strike_places();
         self.strike_cordons();
         if scenario.rot {
@@ -155,9 +156,12 @@ impl World {
             Crashes::AllAtOnce => {
                 if turn < 3 && self.now >= at {
                     self.month().in_turn = (turn + 1, self.now + 15_000);
-                    for node in 0..self.scene.limits.nodes {
-                        let back = 200 + self.random(2_000);
-                        self.kill(node, Some(back));
+                    // Those too that have lost their places and go on for a moment.
+                    let machines = self.machines();
+                    for node in 0..self.processes.len() {
+                        let back = machines.contains(&node);
+                        let back = back.then(|| 200 + self.random(2_000));
+                        self.kill(node, back);
                     }
                     // A run that was numbered without the tier is forgotten: the next may have its number.
                     self.month().promises.progress.clear();
@@ -166,7 +170,7 @@ impl World {
             Crashes::DaemonsAlone => {
                 if self.random(CRASH_ONE_IN) == 0 {
                     let one_in = 1 + self.random(3);
-                    for node in 0..self.scene.limits.nodes {
+                    for node in self.machines() {
                         if self.random(one_in) == 0 {
                             self.kill_daemon(node);
                         }

@@ -154,8 +154,12 @@ impl World {
         for (key, published) in self.tier.published.iter() {
             let pinned = month.promises.pins.may_have(key);
             let stays = pinned || Some(key) == newest.as_ref() || Some(key) == kept.as_ref();
-            if key.namespace != *namespace || stays || !long_ago(published.at) || safe <= Some(key)
-            {
+            // Until then it was the newest, and what the next copy is a difference from.
+            let newer = self.tier.published.iter();
+            let newer = newer.filter(|(it, _)| it.namespace == *namespace && *it > key);
+            let next_at = newer.map(|(_, it)| it.at).min().unwrap_or(now);
+            let is_needless = long_ago(published.at.max(next_at));
+            if key.namespace != *namespace || stays || !is_needless || safe <= Some(key) {
                 continue;
             }
             for (node, process) in self.processes.iter().enumerate() {

@@ -39,7 +39,7 @@ pub use holders::{Departure, HeldMemory};
 pub use jobs::Jobs;
 pub use places::PlaceEvent;
 pub use promises::Promises;
-pub use registry::Registry;
+pub use registry::{Registry, RegistryKind};
 pub use rot::Rotten;
 pub use tier::{TierKind, Weather};
 
@@ -126,6 +126,7 @@ pub struct Scenario {
     pub twins: bool,
     /// The cluster's places are filled by other machines, or there are more or fewer of them.
     pub places: Changes,
+    pub registry: RegistryKind,
     /// Keepers die: their daemons leave in order, and what they held is gone.
     pub keepers: bool,
     /// What of the memory of daemons that are killed there is for the next ones.
@@ -156,6 +157,7 @@ pub const CALM: Scenario = Scenario {
     jobs: 1,
     twins: false,
     places: Changes::Never,
+    registry: RegistryKind::Well,
     keepers: false,
     held: HeldMemory::Whole,
     rot: false,

@@ -65,6 +65,12 @@ impl World {
     }
 
     pub(super) fn place_event(&mut self, event: PlaceEvent) {
+        let asks = !matches!(event, PlaceEvent::Leaves(_));
+        if let Some(ms) = self.registry_is_away_for().filter(|_| asks) {
+            // Each asks again in its own time.
+            let after = ms + 1 + self.random(2_500);
+            return self.place_happens_after(after, event);
+        }
         match event {
             PlaceEvent::Hears(machine, epoch) => self.hears_of_epoch(machine, epoch),
             PlaceEvent::Vacate(place) => self.vacate(place),
@@ -76,7 +82,8 @@ impl World {
     pub(super) fn strike_places(&mut self) {
         let changes = self.month().scenario.places;
         let all_used = self.processes.len() >= MACHINES_MAX;
-        let stay = matches!(changes, Changes::Never | Changes::Cordons);
+        let stay = matches!(changes, Changes::Never | Changes::Cordons)
+            || self.registry_is_away_for().is_some();
         if stay || all_used || self.random(CHANGE_ONE_IN) != 0 {
             return;
         }

@@ -12,6 +12,17 @@ use super::super::world::World;
 use super::{FAULTS_END_MS, TierKind};
 use crate::testkit::{Answer, name};
 
+/// Of the beats, the registry goes at one in so many.
+const OUTAGE_ONE_IN: u64 = 200;
+
+/// How the registry fares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RegistryKind {
+    Well,
+    /// Nobody reads or writes it, for up to half of the month.
+    GoneAtTimes,
+}
+
 /// What is agreed for one epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roster {
@@ -71,6 +82,8 @@ pub struct Registry {
     goes_by: BTreeMap<usize, u64>,
     /// Machines that have heard that their place is another's now.
     pub leaving: BTreeSet<usize>,
+    /// Nobody reads or writes it until then.
+    away_until: u64,
 }
 
 impl Registry {
@@ -87,6 +100,7 @@ impl Registry {
             place_of: (0..machines).map(|it| (it, it)).collect(),
             goes_by: (0..machines).map(|it| (it, 1)).collect(),
             leaving: BTreeSet::new(),
+            away_until: 0,
         }
     }
 
@@ -167,11 +181,34 @@ impl Registry {
 }
 
 impl World {
+    /// The registry is gone for a while, or an older copy of it is put back, until somebody puts the newest one there again: nodes that
+    /// know a newer roster take none of it and spares propose nothing (`storaged/src/membership`), so that here both are one outage.
+    pub(super) fn strike_registry(&mut self) {
+        let is_away = self.registry_is_away_for().is_some();
+        let strikes = self.month().scenario.registry == RegistryKind::GoneAtTimes;
+        if !strikes || is_away || self.random(OUTAGE_ONE_IN) != 0 {
+            return;
+        }
+        self.struck("the registry is gone");
+        let ms = self.any_time(1_000, 30_000);
+        self.month().registry.away_until = self.now + ms;
+    }
+
+    /// How long nobody reads or writes it yet.
+    pub(super) fn registry_is_away_for(&mut self) -> Option<u64> {
+        let ms = self.month().registry.away_until;
+        let ms = ms.saturating_sub(self.now);
+        (ms > 0).then_some(ms)
+    }
+
     /// How the registry answers who opens a run. Now and then somebody puts an older copy of it back, where the durable tier knows better.
     pub fn registry_weather(&mut self) -> Answer {
         let ms = 1 + self.random(300);
         if self.now >= FAULTS_END_MS {
             return Answer::After(ms);
+        }
+        if self.registry_is_away_for().is_some() {
+            return Answer::Away;
         }
         if self.month().scenario.tier == TierKind::Well && self.random(8) == 0 {
             let kept = self.random(6);
