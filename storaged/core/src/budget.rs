@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use storaged_wire::{Namespace, SlotId, TenantName};
 use thiserror::Error;
 
-use crate::api::{ConnId, MemoryShare, ParityId};
+use crate::api::{ConnId, ParityId, TenantShare};
 use crate::limits;
 
 /// Whose bytes they are.
@@ -85,7 +85,7 @@ struct Reserved {
 /// A tenant's part.
 #[derive(Debug, Default)]
 struct TenantBytes {
-    share: MemoryShare,
+    share: TenantShare,
     reserved: u64,
     kept: TenantRecords,
     requests: u64,
@@ -193,7 +193,7 @@ pub struct Ledger {
 }
 
 impl Budget {
-    pub fn new(total: u64, shares: &BTreeMap<Option<TenantName>, MemoryShare>) -> Self {
+    pub fn new(total: u64, shares: &BTreeMap<Option<TenantName>, TenantShare>) -> Self {
         let tenants = shares.iter().map(|(tenant, share)| {
             let name = tenant.as_ref().map_or("", TenantName::as_str);
             let part = TenantBytes {
@@ -434,7 +434,7 @@ impl Budget {
     }
 
     /// Bytes that each tenant has, and its share.
-    pub fn by_tenant(&self) -> impl Iterator<Item = (&str, u64, MemoryShare)> {
+    pub fn by_tenant(&self) -> impl Iterator<Item = (&str, u64, TenantShare)> {
         let (all, allowed) = (self.tenants.iter(), self.allowance());
         all.map(move |(name, tenant)| (&**name, tenant.taken(allowed), tenant.share))
     }
@@ -483,9 +483,10 @@ mod tests {
     /// Blue is sure of 4 of 10 and may have 6; red may have all that is not kept for blue.
     fn shared() -> Budget {
         let blue = TenantName::new("blue").expect("a tenant");
-        let share = MemoryShare {
+        let share = TenantShare {
             guaranteed: 4,
             most: Some(6),
+            new_jobs: None,
         };
         Budget::new(10, &BTreeMap::from([(Some(blue), share)]))
     }

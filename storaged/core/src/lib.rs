@@ -46,10 +46,10 @@ pub use api::{
     Authorship, CheckPart, ClaimFault, ClaimedRun, ConnId, Curation, CurationFault, DigestCause,
     DigestTally, DurableFault, DurableForm, DurableListing, DurablePolicy, EpochMembers,
     ExpectedShard, FalseStatement, FoundSuccessions, HeldBlock, Input, Leftovers, LinkRates,
-    MemoryShare, MessageLimits, Note, Now, Output, ParityId, Preparation, Prepared, QueryId,
-    RateBasis, Registration, RegistryFault, Removed, RequestId, RunAuthority, RunsWithoutTier,
-    ScrubPiece, ScrubTally, SessionPurpose, SessionTally, SessionWork, SetAside, SetAsideCause,
-    Setup, Sink, SlotShard, Source, StripeTurn, SuccessionFault, TierNews, Trust, Unread,
+    MessageLimits, Note, Now, Output, ParityId, Preparation, Prepared, QueryId, RateBasis,
+    Registration, RegistryFault, Removed, RequestId, RunAuthority, RunsWithoutTier, ScrubPiece,
+    ScrubTally, SessionPurpose, SessionTally, SessionWork, SetAside, SetAsideCause, Setup, Sink,
+    SlotShard, Source, StripeTurn, SuccessionFault, TenantShare, TierNews, Trust, Unread,
     UploadBase, Urgency, Viewer,
 };
 pub use audit::{Audit, Shown};

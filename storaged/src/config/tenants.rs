@@ -1,12 +1,12 @@
 //! Tenants: who may use the daemon, each on a socket of its own, and what each may have.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
 use serde::Deserialize;
-use storaged_core::{MemoryShare, Viewer};
+use storaged_core::{TenantShare, Viewer};
 use storaged_wire::TenantName;
 
 use super::admin::GroupName;
@@ -37,6 +37,8 @@ pub struct TenantSection {
     pub requests_max: NonZeroU32,
     /// Connections that it has at once at most.
     pub connections_max: Option<usize>,
+    /// Jobs that it opens within a minute and that save nothing, at most.
+    pub new_jobs_max: Option<NonZeroUsize>,
 }
 
 /// Tenants as the daemon uses them.
@@ -50,8 +52,8 @@ pub(super) struct Tenants {
 /// What tenants may have, those of which the file says it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TenantShares {
-    /// Of the budget.
-    pub memory: BTreeMap<Option<TenantName>, MemoryShare>,
+    /// Of the budget, and jobs.
+    pub of_node: BTreeMap<Option<TenantName>, TenantShare>,
     /// Bytes per second that they upload at most.
     pub trickle_rates: TenantRates,
 }
@@ -111,7 +113,7 @@ impl TenantSection {
         }
     }
 
-    fn share(&self) -> Result<MemoryShare, ConfigError> {
+    fn share(&self) -> Result<TenantShare, ConfigError> {
         let guaranteed = self.memory_guaranteed.map_or(0, |bytes| bytes.0);
         let most = self.memory_max.map(|bytes| bytes.0);
         if most.is_some_and(|most| most < guaranteed || most == 0) {
@@ -121,7 +123,11 @@ impl TenantSection {
             );
             return Err(value("tenants.memory_max", text));
         }
-        Ok(MemoryShare { guaranteed, most })
+        Ok(TenantShare {
+            guaranteed,
+            most,
+            new_jobs: self.new_jobs_max.map(NonZeroUsize::get),
+        })
     }
 }
 
@@ -158,11 +164,11 @@ impl ConfigFile {
                 rates.insert(name.clone(), rate);
             }
             let share = section.share()?;
-            if share != MemoryShare::default() {
-                tenants.shares.memory.insert(name, share);
+            if share != TenantShare::default() {
+                tenants.shares.of_node.insert(name, share);
             }
         }
-        check_guarantees(&tenants.shares.memory, budget)?;
+        check_guarantees(&tenants.shares.of_node, budget)?;
         tenants.sockets.push(self.admin_socket()?);
         Ok(tenants)
     }
@@ -195,7 +201,7 @@ fn said_twice(name: Option<&TenantName>) -> String {
 }
 
 fn check_guarantees(
-    shares: &BTreeMap<Option<TenantName>, MemoryShare>,
+    shares: &BTreeMap<Option<TenantName>, TenantShare>,
     budget: u64,
 ) -> Result<(), ConfigError> {
     let all = shares.values().map(|share| share.guaranteed);

@@ -32,7 +32,7 @@ pub(super) fn setup(config: &Config, generation: Generation) -> Setup {
         slots_per_rank: config.slots_per_rank,
         keep_steps: config.keep_steps,
         budget: config.budget,
-        shares: config.shares.memory.clone(),
+        shares: config.shares.of_node.clone(),
         idle_job_ms: config.idle_job_ms,
         scrub_period_ms: config.scrub.period_ms,
         link_rates: config.link_rates.clone(),

@@ -29,8 +29,8 @@ pub use prepare::{
 };
 pub use registry::{Registration, RegistryFault};
 pub use setup::{
-    DurableForm, DurablePolicy, LinkRates, MemoryShare, MessageLimits, RateBasis, RunAuthority,
-    RunsWithoutTier, Setup,
+    DurableForm, DurablePolicy, LinkRates, MessageLimits, RateBasis, RunAuthority, RunsWithoutTier,
+    Setup, TenantShare,
 };
 pub use viewer::Viewer;
 pub use work::{

@@ -75,13 +75,15 @@ impl Default for MessageLimits {
     }
 }
 
-/// What one tenant has of the memory budget.
+/// What one tenant has of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct MemoryShare {
-    /// Bytes that no other tenant takes.
+pub struct TenantShare {
+    /// Bytes of the memory budget that no other tenant takes.
     pub guaranteed: u64,
-    /// Bytes beyond which it is refused; none: the budget.
+    /// Bytes of it beyond which the tenant is refused; none: the budget.
     pub most: Option<u64>,
+    /// Jobs that it opens within a minute and that save nothing; none: as many as a tenant may that nothing is said of.
+    pub new_jobs: Option<usize>,
 }
 
 /// What a node is told at start.
@@ -107,8 +109,8 @@ pub struct Setup {
     pub keep_steps: usize,
     /// Bytes of RAM that slots and parity may take.
     pub budget: u64,
-    /// What of it tenants are sure of, and may have at most; one that is not named shares the rest with all others.
-    pub shares: BTreeMap<Option<TenantName>, MemoryShare>,
+    /// What of it tenants are sure of, and may have at most, and how many jobs; one that is not named shares the rest with all others.
+    pub shares: BTreeMap<Option<TenantName>, TenantShare>,
     /// A job without trainers for so long may lose RAM to another one, though it is not durable.
     pub idle_job_ms: u64,
     /// Every byte of shards and parity in RAM is read again within so many milliseconds; 0: never.

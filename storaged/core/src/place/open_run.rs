@@ -34,7 +34,7 @@ impl Runs {
         if !attached.opens_runs() {
             return Err(wrong_token(&attached.namespace));
         }
-        self.has_room_for_job(&attached.namespace, cx)?;
+        self.has_room_for_name(&attached.namespace, cx)?;
         let is_unknown = attached.early.is_some() || !cx.has_heard_of(&attached.namespace);
         let query = QueryId(cx.fresh());
         let above = cx.highest_number(&attached.namespace);
@@ -81,27 +81,32 @@ impl Runs {
         }
     }
 
+    /// New jobs of a job's tenant of which nothing is kept yet, and those whose runs are being opened.
+    fn new_jobs_beside<'a>(
+        &'a self,
+        namespace: &'a Namespace,
+        cx: &'a Context,
+    ) -> BTreeSet<&'a Namespace> {
+        let of_tenant = |name: &&Namespace| name.tenant() == namespace.tenant();
+        let proposed = self.proposals.values().map(|it| &it.namespace);
+        let proposed = proposed.filter(|name| cx.owner_of(name).is_none());
+        let new = cx.new_jobs().filter(|name| !cx.is_only_told(name));
+        new.chain(proposed).filter(of_tenant).collect()
+    }
+
     /// A job that is new here is remembered, and told to all nodes, whether it ever saves or not: no tenant fills their tables with names.
-    fn has_room_for_job(&self, namespace: &Namespace, cx: &Context) -> Result<(), Refusal> {
+    fn has_room_for_name(&self, namespace: &Namespace, cx: &Context) -> Result<(), Refusal> {
         if cx.owner_of(namespace).is_some() || planted!("names_without_end") {
             return Ok(());
         }
-        let of_tenant = |name: &Namespace| name.tenant() == namespace.tenant();
-        let proposed = self.proposals.values().map(|it| &it.namespace);
-        let proposed = proposed.filter(|name| of_tenant(name) && cx.owner_of(name).is_none());
-        let new = cx
-            .new_jobs()
-            .filter(|name| of_tenant(name) && !cx.is_only_told(name));
-        if new.chain(proposed).nth(limits::NEW_JOBS_MAX - 1).is_none() {
+        let most = cx.new_jobs_max(namespace);
+        if self.new_jobs_beside(namespace, cx).len() < most {
             return Ok(());
         }
-        Err(Refusal::new(
-            RefusalCode::Busy,
-            format!(
-                "expected fewer than {} new jobs of a tenant within a minute that have saved nothing, got another one, {namespace}: try again in a minute",
-                limits::NEW_JOBS_MAX
-            ),
-        ))
+        let text = format!(
+            "expected fewer than {most} new jobs of a tenant within a minute that have saved nothing (tenants.new_jobs_max), got another one, {namespace}: try again in a minute"
+        );
+        Err(Refusal::new(RefusalCode::Busy, text))
     }
 
     /// Asks the durable tier for a number.

@@ -8,7 +8,7 @@ use crate::testkit::{
 };
 use storaged_codec::{digest, fingerprint};
 use storaged_core::limits::RECORDS_FREE_BYTES;
-use storaged_core::{ConnId, DigestTally, Input, MemoryShare, Note, Setup};
+use storaged_core::{ConnId, DigestTally, Input, Note, Setup, TenantShare};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::{CheckpointState, Rank, RefusalCode, Step, TenantName, WorldSize};
 
@@ -95,7 +95,11 @@ fn a_checkpoint_that_has_committed_takes_its_description_again() {
 
 /// Red may have so many bytes of each node; blue is sure of some.
 fn red_may_have(most: u64) -> Cluster {
-    let share = |guaranteed, most| MemoryShare { guaranteed, most };
+    let share = |guaranteed, most| TenantShare {
+        guaranteed,
+        most,
+        new_jobs: None,
+    };
     let tenant = |name| Some(TenantName::new(name).expect("a tenant"));
     let shares = BTreeMap::from([
         (tenant("red"), share(0, Some(most))),

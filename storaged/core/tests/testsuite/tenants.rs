@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::cluster::{Cluster, Conduct, Room, SLOT, STRIPE_MS};
 use crate::testkit::{self, acquire_slot, plan_newest};
-use storaged_core::{Input, MemoryShare, Note, Viewer};
+use storaged_core::{Input, Note, TenantShare, Viewer};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::{CheckpointState, Namespace, Rank, RefusalCode, TenantName};
 
@@ -86,6 +86,27 @@ fn a_tenant_opens_only_so_many_jobs_that_save_nothing() {
     assert_eq!(opened(&mut cluster, "blue", 20), 20);
     cluster.run_for(65_000);
     assert!(opened(&mut cluster, "red", 300) > 280);
+}
+
+#[test]
+fn an_operator_says_how_many_new_jobs_a_tenant_opens() {
+    let share = TenantShare {
+        new_jobs: Some(2),
+        ..TenantShare::default()
+    };
+    let room = Room {
+        shares: BTreeMap::from([(Some(tenant("blue")), share)]),
+        ..Room::default()
+    };
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room);
+    cluster.end_job();
+    assert_eq!(opened(&mut cluster, "blue", 5), 2);
+    assert_eq!(opened(&mut cluster, "red", 5), 5);
+    // Who saves is not counted.
+    cluster.run_for(65_000);
+    cluster.begin_job("blue~llama");
+    cluster.save_and_wait(DurableWish::Never);
+    assert_eq!(opened(&mut cluster, "blue", 5), 4, "two were known");
 }
 
 #[test]
@@ -185,7 +206,7 @@ fn a_refusal_names_no_other_tenants_job() {
 }
 
 /// Nodes with room for three shards.
-fn small(shares: BTreeMap<Option<TenantName>, MemoryShare>) -> Room {
+fn small(shares: BTreeMap<Option<TenantName>, TenantShare>) -> Room {
     Room {
         budget: 3 * SLOT,
         shares,
@@ -197,8 +218,13 @@ fn shares(
     of: &str,
     guaranteed: u64,
     most: Option<u64>,
-) -> BTreeMap<Option<TenantName>, MemoryShare> {
-    BTreeMap::from([(Some(tenant(of)), MemoryShare { guaranteed, most })])
+) -> BTreeMap<Option<TenantName>, TenantShare> {
+    let share = TenantShare {
+        guaranteed,
+        most,
+        new_jobs: None,
+    };
+    BTreeMap::from([(Some(tenant(of)), share)])
 }
 
 #[test]

@@ -10,8 +10,8 @@ pub mod tokens;
 use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_core::{
-    ConnId, DurableForm, DurablePolicy, EpochMembers, Input, MemoryShare, MessageLimits, Note,
-    Setup,
+    ConnId, DurableForm, DurablePolicy, EpochMembers, Input, MessageLimits, Note, Setup,
+    TenantShare,
 };
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::peer::PeerMessage;
@@ -48,7 +48,7 @@ pub struct Room {
     /// Of single nodes, where it is another one.
     pub budgets: BTreeMap<usize, u64>,
     /// What tenants have of it.
-    pub shares: BTreeMap<Option<TenantName>, MemoryShare>,
+    pub shares: BTreeMap<Option<TenantName>, TenantShare>,
     pub idle_job_ms: u64,
     /// Within how long RAM is read again; 0: never.
     pub scrub_period_ms: u64,
