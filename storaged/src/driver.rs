@@ -19,6 +19,8 @@ mod shared_reads;
 mod start;
 mod tier;
 mod tier_keys;
+#[cfg(test)]
+mod tier_tests;
 mod watch;
 
 use std::collections::BTreeMap;

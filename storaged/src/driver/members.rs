@@ -86,6 +86,7 @@ impl Members {
             json!({
                 "place": place.name.as_str(),
                 "node": place.node.as_ref().map(|node| node.as_str()),
+                "address": place.address.to_string(),
                 "cordoned": self.roster.cordon_of(place) == Cordon::Cordoned,
             })
         };

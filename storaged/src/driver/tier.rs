@@ -3,8 +3,11 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures::FutureExt;
 use storaged_core::{DurableFault, Input, TierNews};
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::StartError;
 use super::shared_reads::LinkedPeers;
@@ -13,13 +16,15 @@ use crate::env::{Environment, Offload};
 use crate::memory::Memory;
 use crate::net::Net;
 use crate::pool::Pool;
-use crate::trickle::store::{self, Encrypted, KeyRing, Opening, Store, StoreError, WriteWatch};
+use crate::trickle::store::{self, Encrypted, KeyRing, Lazy, Opening, Store, StoreError};
 use crate::trickle::{Trickle, TrickleThreads};
 
 /// A start waits so long for the first attempt to open the durable tier: what is wrong with its configuration ends it.
 const FIRST_ATTEMPT_WAIT: Duration = Duration::from_secs(3);
 
 const LOOK_AT_WRITES_EVERY: Duration = Duration::from_secs(1);
+/// A store that has not done a small write within so long hangs.
+const SMALL_WRITE_WITHIN: Duration = Duration::from_secs(30);
 
 /// Begins to open the durable tier. A start waits a moment for the first attempt, but not for a tier that is down.
 async fn open_tier(
@@ -35,9 +40,10 @@ async fn open_tier(
     {
         return Err(error.again());
     }
+    let lazy = Arc::new(lazy);
     tokio::spawn(watch_tier(lazy.opening(), inputs.clone()));
-    tokio::spawn(watch_writes(Arc::downgrade(&lazy.writes()), inputs.clone()));
-    Ok(Arc::new(lazy))
+    tokio::spawn(watch_writes(Arc::downgrade(&lazy), inputs.clone()));
+    Ok(lazy)
 }
 
 /// Tells the decisions how the opening goes.
@@ -60,29 +66,15 @@ async fn watch_tier(mut opening: watch::Receiver<Opening>, inputs: mpsc::Sender<
 }
 
 /// Tells the decisions whether writes are answered, while there is a store.
-async fn watch_writes(writes: Weak<WriteWatch>, inputs: mpsc::Sender<Input>) {
-    // How many had been answered when it was found that no more are.
-    let mut silent_at = None;
+async fn watch_writes(store: Weak<Lazy>, inputs: mpsc::Sender<Input>) {
+    let mut look = WriteLook::default();
     loop {
         tokio::time::sleep(LOOK_AT_WRITES_EVERY).await;
-        let Some(writes) = writes.upgrade() else {
+        let Some(store) = store.upgrade() else {
             return;
         };
-        let answers = writes.answers();
-        let state = match (silent_at, writes.silence()) {
-            (None, Some(silence)) => {
-                silent_at = Some(answers);
-                let seconds = silence.as_secs();
-                Err(DurableFault::Unavailable(format!(
-                    "it hangs: no write has been answered for {seconds} s"
-                )))
-            }
-            // That nobody asks any more makes nothing well.
-            (Some(before), None) if answers > before => {
-                silent_at = None;
-                Ok(())
-            }
-            _ => continue,
+        let Some(state) = look.again(&store) else {
+            continue;
         };
         if inputs
             .send(Input::DurableState(TierNews::Writes(state)))
@@ -91,6 +83,95 @@ async fn watch_writes(writes: Weak<WriteWatch>, inputs: mpsc::Sender<Input>) {
         {
             return;
         }
+    }
+}
+
+/// Finds out whether a store hangs. Where no write was answered for long, none may have been asked for, or a slow one may be on its way: a
+/// small one of its own tells. It is not broken off, so that a file system that hangs has one of them at a time, whose answer says that
+/// all is well again.
+#[derive(Debug, Default)]
+pub(super) struct WriteLook {
+    small: Option<SmallWrite>,
+    /// How many writes had been answered when it was told that no more are.
+    told_at: Option<u64>,
+}
+
+#[derive(Debug)]
+struct SmallWrite {
+    task: JoinHandle<Result<(), StoreError>>,
+    /// Of the first one.
+    began: Instant,
+}
+
+/// Whether the store has done what it was asked for, or can say why it does no such thing: then it hangs no more. A mount that has gone, or
+/// a server that answers by errors, is not well yet.
+fn is_well(written: &Result<(), StoreError>) -> bool {
+    use StoreError::{AlreadyExists, Denied, Full};
+    matches!(
+        written,
+        Ok(()) | Err(Full { .. } | Denied { .. } | AlreadyExists { .. })
+    )
+}
+
+impl SmallWrite {
+    fn begin(store: &Arc<Lazy>) -> JoinHandle<Result<(), StoreError>> {
+        let store = store.clone();
+        tokio::spawn(async move {
+            let written = store.write_small().await;
+            if !is_well(&written) {
+                // The next one is soon enough after that.
+                tokio::time::sleep(SMALL_WRITE_WITHIN).await;
+            }
+            written
+        })
+    }
+
+    /// What the store has said of it. One that took too long is begun anew.
+    fn said(&mut self, store: &Arc<Lazy>) -> Option<Result<(), StoreError>> {
+        match (&mut self.task).now_or_never()? {
+            Err(_) | Ok(Err(StoreError::Timeout { .. })) => {
+                self.task = Self::begin(store);
+                None
+            }
+            Ok(written) => Some(written),
+        }
+    }
+}
+
+impl WriteLook {
+    /// What is news of it: that it hangs, or answers again.
+    pub fn again(&mut self, store: &Arc<Lazy>) -> Option<Result<(), DurableFault>> {
+        let writes = store.writes();
+        let Some(small) = &mut self.small else {
+            writes.silence()?;
+            let (task, began) = (SmallWrite::begin(store), Instant::now());
+            self.small = Some(SmallWrite { task, began });
+            return None;
+        };
+        if let Some(written) = small.said(store) {
+            // Who has not been told hears of other errors from what fails by them.
+            if is_well(&written) || self.told_at.is_none() {
+                self.small = None;
+                return self.told_at.take().map(|_| Ok(()));
+            }
+            small.task = SmallWrite::begin(store);
+        }
+        if let Some(before) = self.told_at {
+            // It was slow; what others are told in errors they tell themselves.
+            let answered = writes.answers() > before;
+            return answered.then(|| {
+                self.told_at = None;
+                Ok(())
+            });
+        }
+        if small.began.elapsed() < SMALL_WRITE_WITHIN {
+            return None;
+        }
+        let seconds = writes.silence()?.as_secs();
+        self.told_at = Some(writes.answers());
+        Some(Err(DurableFault::Unavailable(format!(
+            "it hangs: no write has been answered for {seconds} s"
+        ))))
     }
 }
 

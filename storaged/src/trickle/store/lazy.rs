@@ -14,8 +14,8 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
 use super::{
-    KeyPrefix, ListPage, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState, Store,
-    StoreError, StoreLimits, Upload, WriteWatch,
+    KeyPrefix, ListPage, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState, Randomness,
+    Store, StoreError, StoreLimits, SystemRandomness, Upload, WriteWatch,
 };
 
 /// Pauses between attempts; a call that is made meanwhile ends the pause, but not before the first of them.
@@ -46,6 +46,8 @@ pub struct Lazy {
     wake: Arc<Notify>,
     task: tokio::task::JoinHandle<()>,
     writes: Arc<WriteWatch>,
+    /// What is written to find out whether writes are answered: of this daemon alone.
+    small: ObjectKey,
 }
 
 impl fmt::Debug for Lazy {
@@ -74,12 +76,29 @@ impl Lazy {
             wake,
             task,
             writes: Arc::default(),
+            small: ObjectKey::reserved(&format!("probe-{:016x}", SystemRandomness.next_u64())),
         }
     }
 
     /// Whether writes are answered.
     pub fn writes(&self) -> Arc<WriteWatch> {
         self.writes.clone()
+    }
+
+    /// Writes a small object and removes it again: whether writes are answered, where none was for long.
+    ///
+    /// # Errors
+    /// As the store says of the write.
+    pub async fn write_small(&self) -> Result<(), StoreError> {
+        let key = &self.small;
+        let store = self.open().await?;
+        let bytes = Bytes::from_static(b"storaged was here");
+        let written = self.writes.write(store.put_new_once(key, bytes)).await;
+        if written.is_ok() {
+            // It is no more than litter.
+            let _ = timeout(ATTEMPT_WAIT, self.delete(key)).await;
+        }
+        written
     }
 
     /// How far it is, now and whenever that changes.
@@ -140,7 +159,7 @@ impl Store for Lazy {
 
     async fn begin(&self, key: &ObjectKey, part_bytes: PartBytes) -> Result<Upload, StoreError> {
         let store = self.open().await?;
-        self.writes.begin(store.begin(key, part_bytes)).await
+        self.writes.ask(store.begin(key, part_bytes)).await
     }
 
     async fn resume(
@@ -148,7 +167,8 @@ impl Store for Lazy {
         key: &ObjectKey,
         part_bytes: PartBytes,
     ) -> Result<Option<Upload>, StoreError> {
-        self.open().await?.resume(key, part_bytes).await
+        let store = self.open().await?;
+        self.writes.ask(store.resume(key, part_bytes)).await
     }
 
     async fn resume_or_begin(
@@ -159,7 +179,7 @@ impl Store for Lazy {
     ) -> Result<Upload, StoreError> {
         let store = self.open().await?;
         let begins = store.resume_or_begin(key, part_bytes, leftovers);
-        self.writes.begin(begins).await
+        self.writes.ask(begins).await
     }
 
     async fn put_part(
@@ -178,11 +198,13 @@ impl Store for Lazy {
     }
 
     async fn abort(&self, upload: &Upload) -> Result<(), StoreError> {
-        self.open().await?.abort(upload).await
+        let store = self.open().await?;
+        self.writes.ask(store.abort(upload)).await
     }
 
     async fn unfinished(&self, under: &KeyPrefix) -> Result<Vec<ObjectKey>, StoreError> {
-        self.open().await?.unfinished(under).await
+        let store = self.open().await?;
+        self.writes.ask(store.unfinished(under)).await
     }
 
     async fn put_new(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
@@ -191,15 +213,18 @@ impl Store for Lazy {
     }
 
     async fn get(&self, key: &ObjectKey, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {
-        self.open().await?.get(key, range).await
+        let store = self.open().await?;
+        self.writes.ask(store.get(key, range)).await
     }
 
     async fn length(&self, key: &ObjectKey) -> Result<u64, StoreError> {
-        self.open().await?.length(key).await
+        let store = self.open().await?;
+        self.writes.ask(store.length(key)).await
     }
 
     async fn list(&self, under: &KeyPrefix) -> Result<Vec<ObjectEntry>, StoreError> {
-        self.open().await?.list(under).await
+        let store = self.open().await?;
+        self.writes.ask(store.list(under)).await
     }
 
     async fn list_page(
@@ -208,18 +233,22 @@ impl Store for Lazy {
         after: Option<&ObjectKey>,
         limit: usize,
     ) -> Result<ListPage, StoreError> {
-        self.open().await?.list_page(under, after, limit).await
+        let store = self.open().await?;
+        self.writes.ask(store.list_page(under, after, limit)).await
     }
 
     async fn list_folders(&self, under: &KeyPrefix) -> Result<Vec<String>, StoreError> {
-        self.open().await?.list_folders(under).await
+        let store = self.open().await?;
+        self.writes.ask(store.list_folders(under)).await
     }
 
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {
-        self.open().await?.delete(key).await
+        let store = self.open().await?;
+        self.writes.ask(store.delete(key)).await
     }
 
     async fn check_place(&self) -> Result<(), StoreError> {
-        self.open().await?.check_place().await
+        let store = self.open().await?;
+        self.writes.ask(store.check_place()).await
     }
 }

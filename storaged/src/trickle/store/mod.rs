@@ -49,7 +49,7 @@ pub use error::{Retry, StoreError};
 pub use fake::FakeStore;
 pub use faulty::{FaultPlan, Faulty};
 pub use key::{KeyPrefix, ObjectKey};
-pub use lazy::{Lazy, Opening};
+pub use lazy::{Attempt, Lazy, Opening};
 pub use place::{MarkerConfig, Placed};
 pub use random::{Randomness, SeededRandomness, SystemRandomness};
 pub use retry::{RetryPolicy, Retrying};
@@ -224,6 +224,12 @@ pub trait Store: Send + Sync + Debug {
     /// Whether the place is still the one that was opened. Asked before its emptiness is believed.
     async fn check_place(&self) -> Result<(), StoreError> {
         Ok(())
+    }
+
+    /// Creates an object with one attempt that nothing breaks off: whoever waits for it learns whether the store hangs, and a file system
+    /// that does has one thread of it.
+    async fn put_new_once(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        self.put_new(key, bytes).await
     }
 
     /// Removes an object; no error if it is gone already.

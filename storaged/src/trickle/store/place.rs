@@ -203,6 +203,10 @@ impl Store for Placed {
         self.inner.put_new(key, bytes).await
     }
 
+    async fn put_new_once(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        self.inner.put_new_once(key, bytes).await
+    }
+
     async fn get(&self, key: &ObjectKey, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {
         self.inner.get(key, range).await
     }

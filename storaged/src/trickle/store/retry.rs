@@ -178,6 +178,10 @@ impl Store for Retrying {
             .await
     }
 
+    async fn put_new_once(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        self.inner.put_new_once(key, bytes).await
+    }
+
     async fn get(&self, key: &ObjectKey, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {
         let bytes = range.as_ref().map_or(super::CALL_BYTES_MAX, |range| {
             range

@@ -111,6 +111,10 @@ impl Store for Unproven {
         self.writable().await?.put_new(key, bytes).await
     }
 
+    async fn put_new_once(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        self.writable().await?.put_new_once(key, bytes).await
+    }
+
     async fn get(&self, key: &ObjectKey, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {
         self.inner.get(key, range).await
     }

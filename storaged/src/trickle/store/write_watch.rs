@@ -1,6 +1,7 @@
 //! Whether a store still answers who writes. A file system that hangs ends no call with an error, its reads may go on, and copies that are given
 //! up for newer ones end before any limit: nobody would hear of it.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,44 +10,58 @@ use tokio::time::Instant;
 
 use super::StoreError;
 
-/// Longer than a large part takes on a slow line.
+/// Longer than most parts take. Whether the store hangs or is slow, a small write says (`driver/tier.rs`).
 const SILENT_AFTER: Duration = Duration::from_secs(90);
 /// Calls that were broken off count for so long. While a file system hangs there may be no newer ones: these hold all room for copies.
 const ASKED_WITHIN: Duration = Duration::from_secs(600);
 
+/// Calls that were broken off since the last write that was answered.
+#[derive(Debug, Clone, Copy)]
+struct BrokenOff {
+    first: Instant,
+    last: Instant,
+}
+
 #[derive(Debug, Default)]
-struct Writes {
-    /// The first write that was begun since the last answer.
-    silent_since: Option<Instant>,
-    /// The last one that was begun.
-    last: Option<Instant>,
-    /// Writes that wait for an answer.
-    waiting: usize,
-    /// Those that were answered.
+struct Calls {
+    /// When those began that wait for an answer, by their numbers.
+    waiting: BTreeMap<u64, Instant>,
+    broken_off: Option<BrokenOff>,
+    begun: u64,
+    /// Writes that were answered, and when the last one was.
     answers: u64,
+    answered_at: Option<Instant>,
 }
 
-impl Writes {
-    fn are_recent(&self) -> bool {
-        self.last.is_some_and(|last| last.elapsed() < ASKED_WITHIN)
-    }
-}
-
-/// Looks at the writes of a store: of parts, objects and ends of uploads. That an upload begins may be answered without a byte that is written.
+/// Looks at the calls of a store. What writes and is answered ends a silence. What only asks may hang as well, but that it is answered
+/// says nothing of writes: a file system may read from its cache, and begin an upload without a byte that is written.
 #[derive(Debug, Default)]
-pub struct WriteWatch(Mutex<Writes>);
+pub struct WriteWatch(Mutex<Calls>);
 
-/// A write that is broken off waits no more, and was not answered.
-struct Unanswered<'a>(&'a WriteWatch);
+/// A call until it is answered.
+struct Unanswered<'a> {
+    watch: &'a WriteWatch,
+    number: u64,
+}
 
 impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
-        self.0.writes().waiting -= 1;
+        let mut calls = self.watch.calls();
+        if let Some(began) = calls.waiting.remove(&self.number) {
+            let first = calls.broken_off.map_or(began, |it| it.first.min(began));
+            let last = calls.broken_off.map_or(began, |it| it.last.max(began));
+            calls.broken_off = Some(BrokenOff { first, last });
+        }
     }
 }
 
+/// That time was up says nothing of the store.
+fn is_answer<T>(outcome: &Result<T, StoreError>) -> bool {
+    !matches!(outcome, Err(StoreError::Timeout { .. }))
+}
+
 impl WriteWatch {
-    fn writes(&self) -> MutexGuard<'_, Writes> {
+    fn calls(&self) -> MutexGuard<'_, Calls> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -58,54 +73,83 @@ impl WriteWatch {
         &self,
         work: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        let _unanswered = self.begins();
+        let unanswered = self.begins();
         let outcome = work.await;
-        // That time was up says nothing of the store.
-        if !matches!(outcome, Err(StoreError::Timeout { .. })) {
-            let mut writes = self.writes();
-            writes.answers += 1;
-            // Others may wait still.
-            writes.silent_since = (writes.waiting > 1).then(Instant::now);
+        if is_answer(&outcome) {
+            unanswered.is_answered();
+            self.writes_are_answered();
         }
         outcome
     }
 
-    /// Begins an upload: it may hang as a write does, and that it does not says nothing of writes.
+    /// Does what writes nothing, or need not: reads, and begins of uploads. Where that is refused, so are writes.
     ///
     /// # Errors
     /// As it does.
-    pub async fn begin<T>(
+    pub async fn ask<T>(
         &self,
         work: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        let _unanswered = self.begins();
-        work.await
+        let unanswered = self.begins();
+        let outcome = work.await;
+        if is_answer(&outcome) {
+            unanswered.is_answered();
+        }
+        if let Err(StoreError::Full { .. } | StoreError::Denied { .. }) = &outcome {
+            self.writes_are_answered();
+        }
+        outcome
+    }
+
+    fn writes_are_answered(&self) {
+        let mut calls = self.calls();
+        calls.answers += 1;
+        calls.answered_at = Some(Instant::now());
+        calls.broken_off = None;
     }
 
     fn begins(&self) -> Unanswered<'_> {
-        let mut writes = self.writes();
-        let now = Instant::now();
+        let mut calls = self.calls();
         // Of one that was broken off long ago nobody knows what would have come.
-        if writes.waiting == 0 && !writes.are_recent() {
-            writes.silent_since = None;
+        if calls.waiting.is_empty() && !calls.were_broken_off_lately() {
+            calls.broken_off = None;
         }
-        writes.last = Some(now);
-        writes.silent_since.get_or_insert(now);
-        writes.waiting += 1;
-        Unanswered(self)
+        calls.begun += 1;
+        let number = calls.begun;
+        calls.waiting.insert(number, Instant::now());
+        Unanswered {
+            watch: self,
+            number,
+        }
     }
 
     /// How many writes were answered.
     pub fn answers(&self) -> u64 {
-        self.writes().answers
+        self.calls().answers
     }
 
-    /// For how long no write has been answered, though some were asked for; none while that is no cause for alarm.
+    /// For how long no write has been answered, though some call was not; none while that is no cause to look.
     pub fn silence(&self) -> Option<Duration> {
-        let writes = self.writes();
-        let is_asked = writes.waiting > 0 || writes.are_recent();
-        let silent = writes.silent_since?.elapsed();
-        (is_asked && silent >= SILENT_AFTER).then_some(silent)
+        let calls = self.calls();
+        let waits = calls.waiting.values().min().copied();
+        let broken_off = calls.broken_off.filter(|_| calls.were_broken_off_lately());
+        // Others may wait still while writes are answered.
+        let first = waits.into_iter().chain(broken_off.map(|it| it.first)).min();
+        let silent = first?.max(calls.answered_at.unwrap_or(first?)).elapsed();
+        (silent >= SILENT_AFTER).then_some(silent)
+    }
+}
+
+impl Calls {
+    fn were_broken_off_lately(&self) -> bool {
+        let last = self.broken_off.map(|it| it.last);
+        last.is_some_and(|last| last.elapsed() < ASKED_WITHIN)
+    }
+}
+
+impl Unanswered<'_> {
+    fn is_answered(&self) {
+        self.watch.calls().waiting.remove(&self.number);
     }
 }
 
@@ -168,6 +212,32 @@ mod tests {
         assert_eq!(watch.silence(), None, "not for long enough");
         passes(20).await;
         assert!(watch.silence().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_writes_nothing_ends_no_silence_and_is_one_only_if_it_is_not_answered() {
+        let watch = WriteWatch::default();
+        let mut long = Box::pin(watch.ask(async {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            Ok(())
+        }));
+        assert!(futures::poll!(&mut long).is_pending());
+        assert!(watch.ask(async { Ok(()) }).await.is_ok());
+        assert!(long.await.is_ok());
+        passes(100).await;
+        assert_eq!(watch.silence(), None, "both were answered");
+        let hangs = watch.ask(std::future::pending::<Result<(), StoreError>>());
+        let ended = tokio::time::timeout(Duration::from_secs(3), hangs).await;
+        assert!(ended.is_err());
+        assert!(watch.ask(async { Ok(()) }).await.is_ok());
+        passes(100).await;
+        assert!(watch.silence().is_some(), "another one was not");
+        let full = StoreError::Full {
+            what: "a disk".into(),
+            source: "no space left".into(),
+        };
+        assert!(watch.ask(async { Err::<(), _>(full) }).await.is_err());
+        assert_eq!(watch.silence(), None, "whoever refuses answers");
     }
 
     #[tokio::test(start_paused = true)]
