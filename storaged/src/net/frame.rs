@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use quinn::{ReadError, ReadExactError, RecvStream, SendStream};
+use storaged_wire::framing::{FRAME_PREFIX_BYTES, body_length};
 use thiserror::Error;
 
 /// Why a frame did not come or go.
@@ -26,8 +27,9 @@ impl From<ReadExactError> for ControlFrameError {
     fn from(error: ReadExactError) -> Self {
         match error {
             ReadExactError::ReadError(error) => error.into(),
+            // Whoever gives a frame up in the midst of it ends its stream so, without a reset: quinn does when a writer is dropped.
             ReadExactError::FinishedEarly(bytes) => {
-                Self::Wrong(format!("the stream ended after {bytes} bytes of a frame"))
+                Self::Lost(format!("the stream ended after {bytes} bytes of a frame"))
             }
         }
     }
@@ -38,21 +40,28 @@ pub(super) async fn read(
     recv: &mut RecvStream,
     limit: usize,
 ) -> Result<Option<Vec<u8>>, ControlFrameError> {
-    let mut prefix = [0; 4];
+    let mut prefix = [0; FRAME_PREFIX_BYTES];
     match recv.read_exact(&mut prefix).await {
         Ok(()) => {}
         Err(ReadExactError::FinishedEarly(0)) => return Ok(None),
         Err(error) => return Err(error.into()),
     }
-    let length = u32::from_le_bytes(prefix) as usize;
-    if length > limit {
-        return Err(ControlFrameError::Wrong(format!(
-            "expected a frame of at most {limit} bytes, got {length}"
-        )));
-    }
+    let length = body_length(prefix, limit);
+    let length = length.map_err(|error| ControlFrameError::Wrong(error.to_string()))?;
     let mut body = vec![0; length];
     recv.read_exact(&mut body).await?;
     Ok(Some(body))
+}
+
+/// Reads the next one of several; none where the stream or its connection has ended, be it in the midst of a frame: that is no fault.
+pub(super) async fn next(
+    recv: &mut RecvStream,
+    limit: usize,
+) -> Result<Option<Vec<u8>>, ControlFrameError> {
+    match read(recv, limit).await {
+        Err(ControlFrameError::Lost(_)) => Ok(None),
+        frame => frame,
+    }
 }
 
 /// Writes one frame. A write fails only with its stream or the connection.

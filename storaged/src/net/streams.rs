@@ -102,8 +102,7 @@ async fn serve_stream(
     first.map_err(late)??;
     match kind[0] {
         KIND_CONTROL => {
-            // The connection's end shows here as an error of the stream; that is no fault of the protocol.
-            while let Ok(Some(body)) = frame::read(&mut recv, CONTROL_FRAME_BYTES_MAX).await {
+            while let Some(body) = frame::next(&mut recv, CONTROL_FRAME_BYTES_MAX).await? {
                 let room = from.pace.take_message(&from.name, body.len()).await;
                 // What has waited beyond its connection would come after what the next incarnation says.
                 if connection.close_reason().is_some() {
@@ -118,9 +117,9 @@ async fn serve_stream(
             Ok(())
         }
         KIND_DATA => {
-            let first = frame::read(&mut recv, FIRST_RECORD_BYTES_MAX);
+            let first = frame::next(&mut recv, FIRST_RECORD_BYTES_MAX);
             let body = tokio::time::timeout(FIRST_RECORD_WAIT, first).await;
-            let Ok(Ok(Some(body))) = body else {
+            let Some(body) = body.unwrap_or(Ok(None))? else {
                 return Ok(());
             };
             let record = decode("stream record", &body);
@@ -146,7 +145,7 @@ async fn serve_agreements(
     from: &NodeName,
     shared: &Shared,
 ) -> Result<(), ControlFrameError> {
-    while let Ok(Some(body)) = frame::read(&mut recv, FIRST_RECORD_BYTES_MAX).await {
+    while let Some(body) = frame::next(&mut recv, FIRST_RECORD_BYTES_MAX).await? {
         let said = decode::<Agreement>("agreement", &body);
         let said = said.map_err(|error| ControlFrameError::Wrong(error.to_string()))?;
         let Some(known) = shared.known(from) else {

@@ -14,12 +14,14 @@ use std::time::Duration;
 use rustls::pki_types::CertificateRevocationListDer;
 use rustls::pki_types::pem::PemObject;
 use storaged_plan::Member;
+use storaged_wire::peer::CONTROL_FRAME_BYTES_MAX;
 use storaged_wire::{ChunkSize, Generation, Geometry, NodeName};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::cert::{CA_CERTIFICATE, REVOKED, create_ca, issue, renew, revoke};
+use super::streams::KIND_CONTROL;
 use super::{
     Agreement, Net, NetConfig, NetError, NetEvent, NodeNaming, Peer, TlsError, TlsFiles,
     TlsIdentity, UdpFactory, VersionRange, Whose,
@@ -418,7 +420,7 @@ async fn a_stream_that_is_given_up_is_a_lost_link_and_nonsense_is_a_fault() {
         Spec::new(1, Vec::new()),
     )
     .await;
-    for said in [Said::HalfAndReset, Said::Nonsense] {
+    for said in [Said::HalfAndReset, Said::HalfAndEnd, Said::Nonsense] {
         let connection = stranger(directory.path(), 1, &hub).await;
         let (mut send, _recv) = connection.open_bi().await.unwrap();
         match said {
@@ -426,6 +428,10 @@ async fn a_stream_that_is_given_up_is_a_lost_link_and_nonsense_is_a_fault() {
                 send.write_all(&[9, 0, 0, 0, 1]).await.unwrap();
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 send.reset(quinn::VarInt::from_u32(0)).unwrap();
+            }
+            Said::HalfAndEnd => {
+                send.write_all(&[9, 0, 0, 0, 1]).await.unwrap();
+                drop(send);
             }
             Said::Nonsense => send.write_all(&[1, 0, 0, 0, 0xff]).await.unwrap(),
         }
@@ -437,15 +443,45 @@ async fn a_stream_that_is_given_up_is_a_lost_link_and_nonsense_is_a_fault() {
             })
             .await;
         match said {
-            Said::HalfAndReset => assert!(matches!(error, NetError::Lost { .. }), "{error}"),
+            Said::HalfAndReset | Said::HalfAndEnd => {
+                assert!(matches!(error, NetError::Lost { .. }), "{error}");
+            }
             Said::Nonsense => assert!(matches!(error, NetError::Protocol { .. }), "{error}"),
         }
     }
 }
 
+/// Nobody knows where the next one would begin.
+#[tokio::test]
+async fn a_frame_that_is_too_long_is_a_fault_and_ends_the_link() {
+    let directory = certificates(2);
+    let (mut hub, first) = pair(
+        directory.path(),
+        Spec::new(0, Vec::new()),
+        Spec::new(1, Vec::new()),
+    )
+    .await;
+    hub.version_of_link().await;
+    let known = first.net.shared.peer(&name(0)).unwrap();
+    let connection = known.connection().await.unwrap();
+    let mut send = connection.open_uni().await.unwrap();
+    let longer = u32::try_from(CONTROL_FRAME_BYTES_MAX).unwrap() + 1;
+    send.write_all(&[KIND_CONTROL]).await.unwrap();
+    send.write_all(&longer.to_le_bytes()).await.unwrap();
+    let error = hub
+        .wait(|event| match event {
+            NetEvent::Failed(error) => Some(error),
+            _ => None,
+        })
+        .await;
+    assert!(matches!(error, NetError::Protocol { .. }), "{error}");
+    connection.closed().await;
+}
+
 #[derive(Clone, Copy)]
 enum Said {
     HalfAndReset,
+    HalfAndEnd,
     Nonsense,
 }
 
