@@ -69,6 +69,11 @@ fn streams() {
 }
 
 #[test]
+fn data() {
+    plays("data");
+}
+
+#[test]
 fn tier() {
     plays("tier");
 }
@@ -83,7 +88,7 @@ fn http() {
 fn every_target_is_played() {
     let named: BTreeSet<&str> = targets().iter().map(|target| target.name).collect();
     let played = [
-        "control", "http", "local", "node", "records", "streams", "tier",
+        "control", "data", "http", "local", "node", "records", "streams", "tier",
     ];
     assert_eq!(named, BTreeSet::from(played));
     let folders = fs::read_dir(corpus()).expect("the corpora are there");

@@ -66,6 +66,7 @@ pub fn targets() -> Vec<Target> {
     ];
     #[cfg(feature = "daemon")]
     let effects = [
+        target("data", daemon::data, daemon::data_seeds),
         target("tier", daemon::tier, daemon::tier_seeds),
         target("http", daemon::http, daemon::http_seeds),
     ];

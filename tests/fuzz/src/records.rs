@@ -22,7 +22,7 @@ use crate::twist::{Seen, Twist};
 use crate::{Inputs, samples};
 
 /// Longest first record of a data stream, as links have it.
-const FIRST_RECORD_BYTES_MAX: usize = 64 << 10;
+const FIRST_RECORD_BYTES_MAX: usize = 4096;
 /// A name of 64 bytes, two numbers and their heads.
 const STREAM_RECORD_BYTES_MAX: usize = 128;
 

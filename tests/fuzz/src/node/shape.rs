@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use storaged_codec::Geometry;
 use storaged_core::{
-    DurableForm, DurablePolicy, LinkRates, MemoryShare, MessageLimits, RateBasis, RunAuthority,
-    RunsWithoutTier, Setup,
+    DurableForm, DurablePolicy, LinkRates, MessageLimits, RateBasis, RunAuthority, RunsWithoutTier,
+    Setup, TenantShare,
 };
 use storaged_wire::TenantName;
 
@@ -141,8 +141,12 @@ impl Shape {
 }
 
 /// What tenants are sure of, and have at most.
-fn shares() -> BTreeMap<Option<TenantName>, MemoryShare> {
-    let share = |guaranteed, most| MemoryShare { guaranteed, most };
+fn shares() -> BTreeMap<Option<TenantName>, TenantShare> {
+    let share = |guaranteed, most| TenantShare {
+        guaranteed,
+        most,
+        new_jobs: None,
+    };
     let tenant = |name: &str| TenantName::new(name).ok();
     BTreeMap::from([
         (tenant("blue"), share(4 << 20, None)),
