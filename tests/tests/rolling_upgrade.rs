@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use storaged::cluster::NodeMemory;
 use storaged_tests::rolling::{SavingJob, upgrade};
-use storaged_tests::system::{System, free_ports};
+use storaged_tests::system::{System, free_ports, wait};
 
 const NODES: usize = 3;
 
@@ -77,8 +77,11 @@ fn nodes_that_move_to_other_addresses_under_a_job_that_saves_keep_their_places_a
         ensure!(moved.lost == 0, "n{node}: {moved:?}");
         ensure!(moved.failed.len() <= 1, "n{node}: {moved:?}");
         ensure!(moved.repaired == 0, "n{node}: {moved:?}");
-        let (listed, now) = address_of(&system, asked, &place)?;
-        ensure!(listed == after, "{listed} and not {after}");
+        let now = wait("its new address", || {
+            let (listed, now) = address_of(&system, asked, &place)?;
+            ensure!(listed == after, "{listed} and not {after}");
+            Ok(now)
+        })?;
         ensure!(now == epoch + 1, "epoch {now} after {epoch}");
     }
     let newest = job.stop()?;

@@ -17,7 +17,7 @@ use crate::trickle::store::{
 
 /// How a tier is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum GateState {
     Well,
     Hangs,
     /// Its file system is not mounted any more.
@@ -28,15 +28,15 @@ enum State {
 #[derive(Debug)]
 struct Gate {
     fake: Arc<FakeStore>,
-    state: watch::Receiver<State>,
+    state: watch::Receiver<GateState>,
 }
 
 impl Gate {
     async fn passed(&self) -> Result<&FakeStore, StoreError> {
         let mut state = self.state.clone();
-        let answers = state.wait_for(|state| *state != State::Hangs).await;
+        let answers = state.wait_for(|state| *state != GateState::Hangs).await;
         match *answers.expect("a tier that somebody has") {
-            State::Gone => Err(StoreError::NotFound {
+            GateState::Gone => Err(StoreError::NotFound {
                 what: "a directory".into(),
             }),
             _ => Ok(&self.fake),
@@ -118,16 +118,16 @@ impl Store for Gate {
 }
 
 /// A tier that is open, and whoever looks at its writes.
-struct Tier {
+struct WatchedTier {
     fake: Arc<FakeStore>,
     lazy: Arc<Lazy>,
-    state: watch::Sender<State>,
+    state: watch::Sender<GateState>,
     look: WriteLook,
 }
 
-impl Tier {
+impl WatchedTier {
     async fn opened() -> Self {
-        let (state, seen) = watch::channel(State::Well);
+        let (state, seen) = watch::channel(GateState::Well);
         let fake = Arc::new(FakeStore::new());
         let gate: Arc<dyn Store> = Arc::new(Gate {
             fake: fake.clone(),
@@ -169,7 +169,7 @@ impl Tier {
 /// As when a copy is given up, and nothing is to be copied for long.
 #[tokio::test(start_paused = true)]
 async fn a_tier_that_is_well_is_not_said_to_hang_where_nobody_writes() {
-    let mut tier = Tier::opened().await;
+    let mut tier = WatchedTier::opened().await;
     let key: ObjectKey = "job/run-1/step-1/shard".parse().expect("a key");
     let bytes = PartBytes::new(5 << 20, &tier.lazy.limits()).expect("a size");
     tier.lazy.begin(&key, bytes).await.expect("it is well");
@@ -177,9 +177,9 @@ async fn a_tier_that_is_well_is_not_said_to_hang_where_nobody_writes() {
     assert_eq!(tier.told_within(1_000).await, Vec::new());
     assert_eq!(tier.fake.requests(), 2, "and nothing more is asked of it");
     // One call that was broken off, for whatever reason, makes it ask once.
-    tier.state.send_replace(State::Hangs);
+    tier.state.send_replace(GateState::Hangs);
     assert!(!tier.lists().await);
-    tier.state.send_replace(State::Well);
+    tier.state.send_replace(GateState::Well);
     assert_eq!(tier.told_within(1_000).await, Vec::new());
     let asked = tier.fake.requests() - 2;
     assert!((1..=2).contains(&asked), "{asked}");
@@ -187,8 +187,8 @@ async fn a_tier_that_is_well_is_not_said_to_hang_where_nobody_writes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_tier_that_hangs_is_said_to_and_then_to_be_well_again_though_nobody_writes() {
-    let mut tier = Tier::opened().await;
-    tier.state.send_replace(State::Hangs);
+    let mut tier = WatchedTier::opened().await;
+    tier.state.send_replace(GateState::Hangs);
     assert!(
         !tier.lists().await,
         "reads hang, and so nobody comes to write"
@@ -199,9 +199,9 @@ async fn a_tier_that_hangs_is_said_to_and_then_to_be_well_again_though_nobody_wr
         "{told:?}"
     );
     assert_eq!(tier.told_within(2_000).await, Vec::new(), "it is said once");
-    tier.state.send_replace(State::Gone);
+    tier.state.send_replace(GateState::Gone);
     assert_eq!(tier.told_within(200).await, Vec::new(), "that is not well");
-    tier.state.send_replace(State::Well);
+    tier.state.send_replace(GateState::Well);
     assert_eq!(tier.told_within(35).await, [Ok(())]);
     assert_eq!(tier.told_within(1_000).await, Vec::new());
 }

@@ -86,8 +86,9 @@ async fn a_connection_is_gone_once() {
         let stream = UnixStream::connect(&tenant.path).unwrap();
         let connected = from_stage.next().await;
         assert!(matches!(connected, Some(StageEvent::Connected { .. })));
-        // Both threads see the end: its own, which reads, and the one that watches.
-        std::thread::sleep(Duration::from_millis(5));
+        // Both threads see the end: its own, which reads, and the one that watches. Its own must have told of the beginning by then and
+        // know it; else it says the end once more.
+        std::thread::sleep(Duration::from_millis(100));
         drop(stream);
         let gone = from_stage.next().await;
         assert!(matches!(gone, Some(StageEvent::Gone { .. })), "{gone:?}");

@@ -93,8 +93,9 @@ impl Lazy {
         let key = &self.small;
         let store = self.open().await?;
         let bytes = Bytes::from_static(b"storaged was here");
-        let written = self.writes.write(store.put_new_once(key, bytes)).await;
+        let written = self.writes.ask(store.put_new_once(key, bytes)).await;
         if written.is_ok() {
+            self.writes.note_answered();
             // It is no more than litter.
             let _ = timeout(ATTEMPT_WAIT, self.delete(key)).await;
         }

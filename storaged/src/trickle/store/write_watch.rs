@@ -77,7 +77,7 @@ impl WriteWatch {
         let outcome = work.await;
         if is_answer(&outcome) {
             unanswered.is_answered();
-            self.writes_are_answered();
+            self.note_answered();
         }
         outcome
     }
@@ -96,12 +96,13 @@ impl WriteWatch {
             unanswered.is_answered();
         }
         if let Err(StoreError::Full { .. } | StoreError::Denied { .. }) = &outcome {
-            self.writes_are_answered();
+            self.note_answered();
         }
         outcome
     }
 
-    fn writes_are_answered(&self) {
+    /// A write was answered.
+    pub fn note_answered(&self) {
         let mut calls = self.calls();
         calls.answers += 1;
         calls.answered_at = Some(Instant::now());
