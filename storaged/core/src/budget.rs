@@ -224,6 +224,11 @@ impl Budget {
         self.tenants.get(tenant_of(of))
     }
 
+    /// What the operator lets the tenant of a job have.
+    pub fn share_of(&self, of: &Namespace) -> TenantShare {
+        self.tenant(of).map(|it| it.share).unwrap_or_default()
+    }
+
     fn taken_by(&self, of: &Namespace) -> u64 {
         let allowed = self.allowance();
         self.tenant(of).map_or(0, |it| it.taken(allowed))

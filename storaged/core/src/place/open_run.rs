@@ -81,26 +81,20 @@ impl Runs {
         }
     }
 
-    /// New jobs of a job's tenant of which nothing is kept yet, and those whose runs are being opened.
-    fn new_jobs_beside<'a>(
-        &'a self,
-        namespace: &'a Namespace,
-        cx: &'a Context,
-    ) -> BTreeSet<&'a Namespace> {
-        let of_tenant = |name: &&Namespace| name.tenant() == namespace.tenant();
-        let proposed = self.proposals.values().map(|it| &it.namespace);
-        let proposed = proposed.filter(|name| cx.owner_of(name).is_none());
-        let new = cx.new_jobs().filter(|name| !cx.is_only_told(name));
-        new.chain(proposed).filter(of_tenant).collect()
-    }
-
     /// A job that is new here is remembered, and told to all nodes, whether it ever saves or not: no tenant fills their tables with names.
     fn has_room_for_name(&self, namespace: &Namespace, cx: &Context) -> Result<(), Refusal> {
         if cx.owner_of(namespace).is_some() || planted!("names_without_end") {
             return Ok(());
         }
-        let most = cx.new_jobs_max(namespace);
-        if self.new_jobs_beside(namespace, cx).len() < most {
+        let of_tenant = |name: &Namespace| name.tenant() == namespace.tenant();
+        let proposed = self.proposals.values().map(|it| &it.namespace);
+        let proposed = proposed.filter(|name| of_tenant(name) && cx.owner_of(name).is_none());
+        let new = cx
+            .new_jobs()
+            .filter(|name| of_tenant(name) && !cx.is_only_told(name));
+        let most = cx.budget.share_of(namespace).new_jobs;
+        let most = most.unwrap_or(limits::NEW_JOBS_MAX);
+        if new.chain(proposed).take(most).count() < most {
             return Ok(());
         }
         let text = format!(

@@ -14,7 +14,7 @@ mod order_proof;
 use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_wire::peer::PeerMessage;
-use storaged_wire::{Namespace, NodeName, RunId, TenantName};
+use storaged_wire::{Namespace, NodeName, RunId};
 
 pub(crate) use drop_job::{Drops, Trainers};
 pub(crate) use evict::Remains;
@@ -199,17 +199,6 @@ impl Context {
     pub(crate) fn new_jobs(&self) -> impl Iterator<Item = &Namespace> {
         let names = self.namespaces.keys();
         names.filter(|name| self.idle_ms(name) < limits::EMPTY_JOB_MIN_MS && !self.is_in_use(name))
-    }
-
-    /// How many such jobs the tenant of a job may have.
-    pub(crate) fn new_jobs_max(&self, namespace: &Namespace) -> usize {
-        let mut shares = self.setup.shares.iter();
-        let is_own = |tenant: &Option<TenantName>| {
-            tenant.as_ref().map(TenantName::as_str) == namespace.tenant()
-        };
-        let share = shares.find(|(tenant, _)| is_own(tenant));
-        let most = share.and_then(|(_, share)| share.new_jobs);
-        most.unwrap_or(limits::NEW_JOBS_MAX)
     }
 
     /// Jobs of which something is here.
