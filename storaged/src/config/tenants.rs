@@ -123,13 +123,25 @@ impl TenantSection {
             );
             return Err(value("tenants.memory_max", text));
         }
+        let new_jobs = self.new_jobs_max.map(NonZeroUsize::get);
+        if new_jobs.is_some_and(|most| most > NEW_JOBS_MOST) {
+            let text = format!(
+                "expected at most {NEW_JOBS_MOST}, got {}: nodes remember so many names that save nothing, of all tenants",
+                new_jobs.unwrap_or_default()
+            );
+            return Err(value("tenants.new_jobs_max", text));
+        }
         Ok(TenantShare {
             guaranteed,
             most,
-            new_jobs: self.new_jobs_max.map(NonZeroUsize::get),
+            new_jobs,
         })
     }
 }
+
+/// Half of the empty jobs that a node remembers (`EMPTY_JOBS_MAX` of the core), and of the names that it takes from one other node: beyond that one
+/// tenant would keep others from opening theirs.
+const NEW_JOBS_MOST: usize = 512;
 
 /// A save is some ten requests of a rank; the loop that serves all tenants does many times that many.
 fn requests_max() -> NonZeroU32 {

@@ -359,6 +359,10 @@ fn tenants_that_cannot_be_are_refused() {
             "tenants.name",
         ),
         (
+            "[[tenants]]\ndirectory='/a'\nuids=[1]\nnew_jobs_max=513",
+            "tenants.new_jobs_max",
+        ),
+        (
             "[[tenants]]\ndirectory='/a'\nuids=[1]\nmemory_max='0B'",
             "tenants.memory_max",
         ),

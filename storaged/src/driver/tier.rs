@@ -88,10 +88,12 @@ async fn watch_writes(store: Weak<Lazy>, inputs: mpsc::Sender<Input>) {
 
 /// Finds out whether a store hangs. Where no write was answered for long, none may have been asked for, or a slow one may be on its way: a
 /// small one of its own tells. It is not broken off, so that a file system that hangs has one of them at a time, whose answer says that
-/// all is well again.
+/// all is well again; stores behind a network end it themselves (`Store::put_new_once`).
 #[derive(Debug, Default)]
 pub(super) struct WriteLook {
     small: Option<SmallWrite>,
+    /// The store has answered, by an error: that is no silence, and the next small write is soon enough then.
+    rests_until: Option<Instant>,
     /// How many writes had been answered when it was told that no more are.
     told_at: Option<u64>,
 }
@@ -116,14 +118,7 @@ fn is_well(written: &Result<(), StoreError>) -> bool {
 impl SmallWrite {
     fn begin(store: &Arc<Lazy>) -> JoinHandle<Result<(), StoreError>> {
         let store = store.clone();
-        tokio::spawn(async move {
-            let written = store.write_small().await;
-            if !is_well(&written) {
-                // The next one is soon enough after that.
-                tokio::time::sleep(SMALL_WRITE_WITHIN).await;
-            }
-            written
-        })
+        tokio::spawn(async move { store.write_small().await })
     }
 
     /// What the store has said of it. One that took too long is begun anew.
@@ -142,29 +137,34 @@ impl WriteLook {
     /// What is news of it: that it hangs, or answers again.
     pub fn again(&mut self, store: &Arc<Lazy>) -> Option<Result<(), DurableFault>> {
         let writes = store.writes();
+        // It was slow; what others are told in errors they tell themselves. One small write that is not answered all the same says no
+        // more: it may have been lost on the way.
+        if self.told_at.is_some_and(|before| writes.answers() > before) {
+            *self = Self::default();
+            return Some(Ok(()));
+        }
+        let now = Instant::now();
+        if self.rests_until.is_some_and(|until| now < until) {
+            return None;
+        }
         let Some(small) = &mut self.small else {
-            writes.silence()?;
-            let (task, began) = (SmallWrite::begin(store), Instant::now());
-            self.small = Some(SmallWrite { task, began });
+            if self.told_at.is_none() {
+                writes.silence()?;
+            }
+            let task = SmallWrite::begin(store);
+            self.small = Some(SmallWrite { task, began: now });
             return None;
         };
         if let Some(written) = small.said(store) {
-            // Who has not been told hears of other errors from what fails by them.
-            if is_well(&written) || self.told_at.is_none() {
-                self.small = None;
+            self.small = None;
+            if is_well(&written) {
                 return self.told_at.take().map(|_| Ok(()));
             }
-            small.task = SmallWrite::begin(store);
+            // Who has not been told hears of errors from what fails by them.
+            self.rests_until = Some(now + SMALL_WRITE_WITHIN);
+            return None;
         }
-        if let Some(before) = self.told_at {
-            // It was slow; what others are told in errors they tell themselves.
-            let answered = writes.answers() > before;
-            return answered.then(|| {
-                self.told_at = None;
-                Ok(())
-            });
-        }
-        if small.began.elapsed() < SMALL_WRITE_WITHIN {
+        if self.told_at.is_some() || small.began.elapsed() < SMALL_WRITE_WITHIN {
             return None;
         }
         let seconds = writes.silence()?.as_secs();

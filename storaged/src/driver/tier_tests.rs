@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -22,6 +23,10 @@ enum GateState {
     Hangs,
     /// Its file system is not mounted any more.
     Gone,
+    /// It answers by errors, after 200 ms.
+    Errs,
+    /// The answer to one small write is lost on the way, which is noticed after 20 s.
+    LosesOne,
 }
 
 /// Whoever asks waits while it hangs.
@@ -29,16 +34,25 @@ enum GateState {
 struct Gate {
     fake: Arc<FakeStore>,
     state: watch::Receiver<GateState>,
+    small_writes: AtomicUsize,
 }
 
 impl Gate {
     async fn passed(&self) -> Result<&FakeStore, StoreError> {
         let mut state = self.state.clone();
         let answers = state.wait_for(|state| *state != GateState::Hangs).await;
-        match *answers.expect("a tier that somebody has") {
+        let answers = answers.map(|state| *state);
+        match answers.expect("a tier that somebody has") {
             GateState::Gone => Err(StoreError::NotFound {
                 what: "a directory".into(),
             }),
+            GateState::Errs => {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                Err(StoreError::Unavailable {
+                    what: "a server".into(),
+                    source: "slow down".into(),
+                })
+            }
             _ => Ok(&self.fake),
         }
     }
@@ -87,6 +101,17 @@ impl Store for Gate {
         self.passed().await?.put_new(key, bytes).await
     }
 
+    async fn put_new_once(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        let is_first = self.small_writes.fetch_add(1, Ordering::Relaxed) == 0;
+        if is_first && *self.state.borrow() == GateState::LosesOne {
+            let limit = Duration::from_secs(20);
+            tokio::time::sleep(limit).await;
+            let what = "put_new_once".into();
+            return Err(StoreError::Timeout { what, limit });
+        }
+        self.put_new(key, bytes).await
+    }
+
     async fn get(&self, key: &ObjectKey, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {
         self.passed().await?.get(key, range).await
     }
@@ -132,6 +157,7 @@ impl WatchedTier {
         let gate: Arc<dyn Store> = Arc::new(Gate {
             fake: fake.clone(),
             state: seen,
+            small_writes: AtomicUsize::new(0),
         });
         let limits = gate.limits();
         let attempt: Attempt = Box::new(move || Box::pin(std::future::ready(Ok(gate.clone()))));
@@ -156,6 +182,13 @@ impl WatchedTier {
             told.extend(self.look.again(&self.lazy));
         }
         told
+    }
+
+    /// Somebody writes, and is answered.
+    async fn writes(&self, name: &str) {
+        let key: ObjectKey = name.parse().expect("a key");
+        let bytes = Bytes::from_static(b"bytes");
+        self.lazy.put_new(&key, bytes).await.expect("it is well");
     }
 
     /// Reads, and gives up after 3 s; whether it was answered.
@@ -203,5 +236,40 @@ async fn a_tier_that_hangs_is_said_to_and_then_to_be_well_again_though_nobody_wr
     assert_eq!(tier.told_within(200).await, Vec::new(), "that is not well");
     tier.state.send_replace(GateState::Well);
     assert_eq!(tier.told_within(35).await, [Ok(())]);
+    assert_eq!(tier.told_within(1_000).await, Vec::new());
+}
+
+/// As of a gateway that has taken a request and was then taken away.
+#[tokio::test(start_paused = true)]
+async fn a_small_write_whose_answer_was_lost_is_no_tier_that_hangs() {
+    let mut tier = WatchedTier::opened().await;
+    tier.state.send_replace(GateState::Hangs);
+    assert!(!tier.lists().await);
+    tier.state.send_replace(GateState::LosesOne);
+    assert_eq!(tier.told_within(1_000).await, Vec::new());
+}
+
+/// Of a directory nothing ends a small write: it says no more once others are answered.
+#[tokio::test(start_paused = true)]
+async fn a_small_write_that_hangs_alone_says_nothing_once_others_are_answered() {
+    let mut tier = WatchedTier::opened().await;
+    tier.state.send_replace(GateState::Hangs);
+    assert!(!tier.lists().await);
+    assert_eq!(tier.told_within(200).await.len(), 1);
+    // As what is answered by another thread of the file system.
+    tier.lazy.writes().note_answered();
+    assert_eq!(tier.told_within(2).await, [Ok(())]);
+    assert_eq!(tier.told_within(85).await, Vec::new());
+    tier.state.send_replace(GateState::Well);
+    tier.writes("job/run-1/step-2/shard").await;
+    assert_eq!(tier.told_within(1_000).await, Vec::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tier_that_answers_by_errors_is_not_said_to_hang() {
+    let mut tier = WatchedTier::opened().await;
+    tier.state.send_replace(GateState::Hangs);
+    assert!(!tier.lists().await);
+    tier.state.send_replace(GateState::Errs);
     assert_eq!(tier.told_within(1_000).await, Vec::new());
 }

@@ -109,6 +109,26 @@ fn an_operator_says_how_many_new_jobs_a_tenant_opens() {
     assert_eq!(opened(&mut cluster, "blue", 5), 4, "two were known");
 }
 
+/// One that has saved is none of those that have saved nothing, also once its trainers have gone and while somebody asks for plans of it.
+#[test]
+fn a_job_that_has_saved_keeps_its_tenant_from_no_new_one() {
+    let share = TenantShare {
+        new_jobs: Some(1),
+        ..TenantShare::default()
+    };
+    let room = Room {
+        shares: BTreeMap::from([(Some(tenant("blue")), share)]),
+        ..Room::default()
+    };
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room);
+    cluster.end_job();
+    cluster.begin_job("blue~llama");
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.end_job();
+    cluster.run_for(1_000);
+    assert_eq!(opened(&mut cluster, "blue", 3), 1);
+}
+
 #[test]
 fn a_token_that_can_be_guessed_is_refused() {
     let mut cluster = Cluster::start(4, 2, 10);

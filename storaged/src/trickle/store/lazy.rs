@@ -93,7 +93,7 @@ impl Lazy {
         let key = &self.small;
         let store = self.open().await?;
         let bytes = Bytes::from_static(b"storaged was here");
-        let written = self.writes.ask(store.put_new_once(key, bytes)).await;
+        let written = self.writes.begin(store.put_new_once(key, bytes)).await;
         if written.is_ok() {
             self.writes.note_answered();
             // It is no more than litter.
@@ -160,7 +160,7 @@ impl Store for Lazy {
 
     async fn begin(&self, key: &ObjectKey, part_bytes: PartBytes) -> Result<Upload, StoreError> {
         let store = self.open().await?;
-        self.writes.ask(store.begin(key, part_bytes)).await
+        self.writes.begin(store.begin(key, part_bytes)).await
     }
 
     async fn resume(
@@ -169,7 +169,7 @@ impl Store for Lazy {
         part_bytes: PartBytes,
     ) -> Result<Option<Upload>, StoreError> {
         let store = self.open().await?;
-        self.writes.ask(store.resume(key, part_bytes)).await
+        self.writes.begin(store.resume(key, part_bytes)).await
     }
 
     async fn resume_or_begin(
@@ -180,7 +180,7 @@ impl Store for Lazy {
     ) -> Result<Upload, StoreError> {
         let store = self.open().await?;
         let begins = store.resume_or_begin(key, part_bytes, leftovers);
-        self.writes.ask(begins).await
+        self.writes.begin(begins).await
     }
 
     async fn put_part(

@@ -226,8 +226,9 @@ pub trait Store: Send + Sync + Debug {
         Ok(())
     }
 
-    /// Creates an object with one attempt that nothing breaks off: whoever waits for it learns whether the store hangs, and a file system
-    /// that does has one thread of it.
+    /// Creates an object with one attempt: whoever waits for it learns whether the store hangs. Nothing breaks it off, so that a file system
+    /// that hangs has one thread of it; a store behind a network ends it with [`StoreError::Timeout`] (`remote::in_time`), since an answer that
+    /// was lost on the way never comes.
     async fn put_new_once(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
         self.put_new(key, bytes).await
     }

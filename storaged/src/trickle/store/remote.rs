@@ -1,9 +1,28 @@
 //! What back ends share that are reached by HTTP: the folder of a bucket, and what is wrong before anything is sent.
 
+use std::future::Future;
+use std::time::Duration;
+
 use super::{KeyPrefix, LIST_ENTRIES_MAX, ObjectKey, Store, StoreError};
 
 /// The longest prefix, so that prefix and key fit S3's 1024 bytes.
 const PREFIX_BYTES_MAX: usize = 200;
+
+/// For how long one attempt of a small write may go unanswered.
+const SMALL_WRITE_LIMIT: Duration = Duration::from_secs(20);
+
+/// One attempt of a small write, ended in time: a server that went away with the request says nothing for ever.
+pub(super) async fn in_time(
+    what: &str,
+    attempt: impl Future<Output = Result<(), StoreError>>,
+) -> Result<(), StoreError> {
+    let limit = SMALL_WRITE_LIMIT;
+    let late = |_| StoreError::Timeout {
+        what: what.into(),
+        limit,
+    };
+    tokio::time::timeout(limit, attempt).await.map_err(late)?
+}
 
 /// The folder of a bucket that all keys are in: empty for the bucket itself, or ending in a slash.
 #[derive(Debug, Clone, PartialEq, Eq)]

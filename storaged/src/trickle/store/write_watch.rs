@@ -82,7 +82,22 @@ impl WriteWatch {
         outcome
     }
 
-    /// Does what writes nothing, or need not: reads, and begins of uploads. Where that is refused, so are writes.
+    /// Does what writes in the end, but nothing yet, or need not: begins of uploads. Where that is refused, so are writes.
+    ///
+    /// # Errors
+    /// As it does.
+    pub async fn begin<T>(
+        &self,
+        work: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let outcome = self.ask(work).await;
+        if let Err(StoreError::Full { .. } | StoreError::Denied { .. }) = &outcome {
+            self.note_answered();
+        }
+        outcome
+    }
+
+    /// Does what writes nothing. That a read is refused says nothing of writes either: a file system that hangs may know by heart who may read.
     ///
     /// # Errors
     /// As it does.
@@ -94,9 +109,6 @@ impl WriteWatch {
         let outcome = work.await;
         if is_answer(&outcome) {
             unanswered.is_answered();
-        }
-        if let Err(StoreError::Full { .. } | StoreError::Denied { .. }) = &outcome {
-            self.note_answered();
         }
         outcome
     }
@@ -237,7 +249,13 @@ mod tests {
             what: "a disk".into(),
             source: "no space left".into(),
         };
-        assert!(watch.ask(async { Err::<(), _>(full) }).await.is_err());
+        let denied = StoreError::Denied {
+            what: "a folder".into(),
+            source: "permission denied".into(),
+        };
+        assert!(watch.ask(async { Err::<(), _>(denied) }).await.is_err());
+        assert!(watch.silence().is_some(), "it says nothing of writes");
+        assert!(watch.begin(async { Err::<(), _>(full) }).await.is_err());
         assert_eq!(watch.silence(), None, "whoever refuses answers");
     }
 

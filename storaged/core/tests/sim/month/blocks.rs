@@ -169,10 +169,16 @@ impl World {
         losses <= up.len() && lost.all(|lost| self.is_whole_without(name, held, lost))
     }
 
+    /// Spares, and machines that have gone for good, are not waited for.
+    fn lacks_one_of_its_machines(&mut self, up: &[usize]) -> bool {
+        self.machines().iter().any(|machine| !up.contains(machine))
+    }
+
     /// What is shown as protected bears every set of as many losses as is said, at this instant.
     pub(super) fn protected_bears_m_losses(&mut self, namespace: &Namespace) {
         let (now, m) = (self.now, self.scene.limits.m);
-        let (up, nodes) = (self.nodes_up(), self.processes.len());
+        let up = self.nodes_up();
+        let is_one_down = self.lacks_one_of_its_machines(&up);
         let held = self.held(namespace);
         let Some((key, name)) = newest_protected(&held) else {
             return;
@@ -234,7 +240,7 @@ impl World {
             down_ms: 0,
         };
         let doubt = promises.doubts.entry(namespace.clone()).or_insert(new);
-        if up.len() < nodes {
+        if is_one_down {
             doubt.down_ms += now - doubt.seen;
         }
         doubt.seen = now;

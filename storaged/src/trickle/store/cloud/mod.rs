@@ -18,7 +18,7 @@ use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode};
 use storaged_core::Leftovers;
 use twox_hash::XxHash3_128;
 
-use super::remote::{BucketFolder, check_listed, check_own};
+use super::remote::{BucketFolder, check_listed, check_own, in_time};
 use super::{
     KeyPrefix, ListPage, ObjectEntry, ObjectKey, PAGE_ENTRIES_MAX, PartBytes, PartDigest,
     PartNumber, PartState, Randomness, Rest, Store, StoreError, StoreLimits, Upload, UploadId,
@@ -427,6 +427,10 @@ impl Store for CloudStore {
             Err(StoreError::AlreadyExists { key }) => check_own(self, &key, &bytes).await,
             done => done,
         }
+    }
+
+    async fn put_new_once(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        in_time("put_new_once", self.put_new(key, bytes)).await
     }
 
     async fn get(&self, key: &ObjectKey, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {

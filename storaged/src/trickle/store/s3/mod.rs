@@ -14,7 +14,7 @@ use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart};
 use bytes::Bytes;
 use storaged_core::Leftovers;
 
-use super::remote::{BucketFolder, check_listed, check_own};
+use super::remote::{BucketFolder, check_listed, check_own, in_time};
 use super::upload::crc64;
 use super::{
     CALL_BYTES_MAX, KeyPrefix, ListPage, ObjectEntry, ObjectKey, PAGE_ENTRIES_MAX, PartBytes,
@@ -283,6 +283,10 @@ impl Store for S3 {
             Err(StoreError::AlreadyExists { key }) => check_own(self, &key, &bytes).await,
             Err(error) => Err(error),
         }
+    }
+
+    async fn put_new_once(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        in_time("put_new_once", self.put_new(key, bytes)).await
     }
 
     async fn get(&self, key: &ObjectKey, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {
