@@ -366,6 +366,7 @@ impl Client {
             timeout_ms,
             without,
             withheld: None,
+            early: None,
         };
         self.open(manifest, rank, &request, timeout_ms)
     }
@@ -377,33 +378,9 @@ impl Client {
         request: &Request,
         timeout_ms: u32,
     ) -> Result<RestoredShard, ClientError> {
-        match self.call("open shard", request, Answer::After(timeout_ms))? {
-            (
-                Reply::ShardOpened {
-                    length,
-                    chunk,
-                    leaves,
-                    rung,
-                    fingerprints,
-                },
-                Some(fd),
-            ) => {
-                let opened = OpenedShard {
-                    slot: Slot::adopt(fd)?,
-                    length,
-                    chunk,
-                    leaves,
-                    rung,
-                    fingerprints,
-                };
-                RestoredShard::new(manifest.manifest(), rank, opened)
-            }
-            (other, _) => Err(unexpected(
-                "open shard",
-                "a shard and its descriptor",
-                &other,
-            )),
-        }
+        let (reply, fd) = self.call("open shard", request, Answer::After(timeout_ms))?;
+        let opened = OpenedShard::of("open shard", reply, fd)?;
+        RestoredShard::new(manifest.manifest(), rank, opened)
     }
 
     /// Gives an opened shard up.

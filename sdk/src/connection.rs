@@ -295,6 +295,7 @@ impl Again {
             Request::Hello { .. }
             | Request::SealSlot { .. }
             | Request::ReleaseSlot { .. }
+            | Request::FollowShard { .. }
             | Request::CloseShard { .. }
             | Request::Drain(_) => Self::Never,
             Request::OpenRun { .. }

@@ -42,6 +42,7 @@ impl Client {
             timeout_ms,
             without: None,
             withheld: Some(lost.to_vec()),
+            early: None,
         };
         self.open(manifest, rank, &request, timeout_ms)
     }

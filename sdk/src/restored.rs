@@ -5,13 +5,15 @@
 //! it does not find: docs/SEMANTICS.md), and [`RestoredShard::by_digests`] asks for the digest all the same.
 
 use std::num::NonZeroUsize;
+use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use storaged_arena::Slot;
 use storaged_codec::{fingerprint, leaf_digest, root_digest};
-use storaged_wire::local::Rung;
+use storaged_wire::local::{Reply, Rung};
 use storaged_wire::{ChunkSize, Digest, Fingerprint, Manifest, Rank};
 
+use crate::connection::unexpected;
 use crate::error::ClientError;
 
 /// What a daemon gave as a shard, before anything of it was compared.
@@ -29,6 +31,46 @@ pub struct OpenedShard {
     pub rung: Rung,
     /// The chunks' fingerprints, if it never left the node.
     pub fingerprints: Option<Vec<Fingerprint>>,
+}
+
+impl OpenedShard {
+    /// What a daemon has said and sent to this request, if that is a shard.
+    pub(crate) fn of(
+        request: &'static str,
+        reply: Reply,
+        fd: Option<OwnedFd>,
+    ) -> Result<Self, ClientError> {
+        let (length, chunk, leaves, rung, fingerprints, fd) = match (reply, fd) {
+            (
+                Reply::ShardOpened {
+                    length,
+                    chunk,
+                    leaves,
+                    rung,
+                    fingerprints,
+                },
+                Some(fd),
+            ) => (length, chunk, leaves, rung, fingerprints, fd),
+            (
+                Reply::ShardComing {
+                    length,
+                    chunk,
+                    leaves,
+                    rung,
+                },
+                Some(fd),
+            ) => (length, chunk, leaves, rung, None, fd),
+            (other, _) => return Err(unexpected(request, "a shard and its descriptor", &other)),
+        };
+        Ok(Self {
+            slot: Slot::adopt(fd)?,
+            length,
+            chunk,
+            leaves,
+            rung,
+            fingerprints,
+        })
+    }
 }
 
 /// A shard, or ranges of it, in this node's RAM.
@@ -89,6 +131,35 @@ impl RestoredShard {
         self.opened.rung
     }
 
+    pub(crate) fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    pub(crate) fn slot(&self) -> &Slot {
+        &self.opened.slot
+    }
+
+    /// Where it came from after all.
+    pub(crate) fn came_from(&mut self, rung: Rung) {
+        self.opened.rung = rung;
+    }
+
+    /// It is in other memory from now on. Its digests are those that have the manifest's root already.
+    pub(crate) fn moves_to(&mut self, mut opened: OpenedShard) -> Result<(), ClientError> {
+        let known = &self.opened;
+        let is_same = opened.length == known.length
+            && opened.chunk == known.chunk
+            && opened.leaves == known.leaves
+            && opened.slot.capacity() >= opened.length;
+        if !is_same {
+            let rank = self.rank.get();
+            return Err(ClientError::WrongLeaves { rank });
+        }
+        opened.fingerprints = None;
+        self.opened = opened;
+        Ok(())
+    }
+
     /// Copies bytes out, chunk by chunk, each verified. The ranges must have been opened.
     ///
     /// # Errors
@@ -97,19 +168,25 @@ impl RestoredShard {
         self.read_into(offset, out, &mut Hand::new(self.opened.chunk))
     }
 
+    /// Whether so many bytes from there are in the shard.
+    pub(crate) fn check_within(&self, offset: u64, count: usize) -> Result<(), ClientError> {
+        let (length, count) = (self.opened.length, count as u64);
+        let end = offset.checked_add(count).filter(|end| *end <= length);
+        end.map(drop).ok_or(ClientError::Outside {
+            length,
+            offset,
+            count,
+        })
+    }
+
     /// A chunk that is wanted whole goes where it is wanted, any other into the hand first.
-    fn read_into(&self, offset: u64, out: &mut [u8], hand: &mut Hand) -> Result<(), ClientError> {
-        let count = out.len() as u64;
-        let end = offset
-            .checked_add(count)
-            .filter(|end| *end <= self.opened.length);
-        if end.is_none() {
-            return Err(ClientError::Outside {
-                length: self.opened.length,
-                offset,
-                count,
-            });
-        }
+    pub(crate) fn read_into(
+        &self,
+        offset: u64,
+        out: &mut [u8],
+        hand: &mut Hand,
+    ) -> Result<(), ClientError> {
+        self.check_within(offset, out.len())?;
         let mut done = 0;
         while done < out.len() {
             let at = offset + done as u64;
@@ -240,14 +317,19 @@ impl RestoredShard {
 }
 
 /// What one thread has in hand: a chunk of which less than all was wanted.
-struct Hand {
+pub(crate) struct Hand {
     block: Vec<u8>,
     /// The chunk in the block, verified.
     holds: Option<u64>,
 }
 
 impl Hand {
-    fn new(chunk: ChunkSize) -> Self {
+    /// Whether this chunk is in it.
+    pub(crate) fn has(&self, index: u64) -> bool {
+        self.holds == Some(index)
+    }
+
+    pub(crate) fn new(chunk: ChunkSize) -> Self {
         Self {
             block: Vec::with_capacity(chunk.bytes()),
             holds: None,

@@ -1,5 +1,6 @@
 //! The client against a daemon's stand-in that says what each test wants, also what no daemon should say.
 
+mod early;
 mod fake;
 
 use std::io::Write;

@@ -158,6 +158,7 @@ fn a_long_list_of_ranges_is_refused_before_it_is_read() -> Result<()> {
         timeout_ms: 1000,
         without: None,
         withheld: None,
+        early: None,
     };
     let before = resident(&system)?;
     // The daemon need not read it to its end.
@@ -264,6 +265,7 @@ fn a_reader_cannot_write_to_what_it_reads() -> Result<()> {
         timeout_ms: 60_000,
         without: None,
         withheld: None,
+        early: None,
     };
     send_frame(&mut stream, &encode(&request), None)?;
     let (_, descriptor) = recv_frame(&mut stream, 1 << 20)?;

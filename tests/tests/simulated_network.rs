@@ -216,6 +216,7 @@ async fn restore(doors: &Doors, steps: &[u64]) -> Result<Vec<Rung>> {
             timeout_ms: WAIT_MS,
             without: None,
             withheld: None,
+            early: None,
         };
         let opened = reader.ask(open).await?;
         let Reply::ShardOpened { rung, .. } = opened.reply else {

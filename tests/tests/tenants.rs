@@ -68,6 +68,7 @@ fn open_shard(manifest: Digest) -> Request {
         timeout_ms: 1000,
         without: None,
         withheld: None,
+        early: None,
     }
 }
 

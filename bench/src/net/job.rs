@@ -1,6 +1,7 @@
 //! A training job on the daemons, through the SDK: content that can be made again for any chunk at any version, steps
 //! saved and timed, shards brought back and compared byte for byte.
 
+use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -216,6 +217,23 @@ impl Job {
     ) -> Result<()> {
         let shard = self.open_shard(daemons, manifest, ShardAt { rank, node: rank })?;
         Ok(shard.read_at(0, bytes)?)
+    }
+
+    /// The same, copied while it still comes, as a trainer does.
+    ///
+    /// # Errors
+    /// If it cannot be had.
+    pub fn bring_back_early(
+        &self,
+        daemons: &Cluster<impl Hosts>,
+        manifest: &ManifestBytes,
+        rank: usize,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let at = Rank::new(u32::try_from(rank)?);
+        let mut reader = self.reader(daemons, rank)?;
+        let mut shard = reader.open_shard_early(manifest, at, Vec::new(), WAIT_MS, None)?;
+        Ok(shard.read_many(&mut reader, vec![(0, bytes)], NonZeroUsize::MIN)?)
     }
 
     /// Opens a rank's whole shard at a node.

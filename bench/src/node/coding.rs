@@ -108,12 +108,12 @@ fn decode(
     manifest: &ManifestBytes,
 ) -> Result<()> {
     let lost = (LOST.len() as u64 * SHARD) as f64 / 1e9;
-    let (mut cpu, mut took) = (None, None);
+    let (mut cpu, mut took, mut when_there) = (None, None, None);
     let mut wire = 0;
     // As a trainer's they are there before a load begins; of zeros the kernel would give their pages only then. And once the nodes are back
     // the readers ask at once: what is lost is put back without them, too.
     let mut tensors = LOST.map(|_| vec![1; SHARD as usize]);
-    for _ in 0..ROUNDS {
+    for (_, copies) in (0..ROUNDS).flat_map(|round| COPIES.map(|copies| (round, copies))) {
         tensors.iter_mut().for_each(|bytes| bytes.fill(1));
         for node in LOST {
             daemons.kill(node)?;
@@ -123,11 +123,16 @@ fn decode(
         }
         daemons.wait_for_links()?;
         let (before, sent) = (daemons.cpu_time(), sent(network)?);
-        let seconds = open_both(daemons, job, manifest, &mut tensors)?.as_secs_f64();
+        let seconds = open_both(daemons, job, manifest, copies, &mut tensors)?.as_secs_f64();
         let used = daemons.cpu_time().since(before).total();
-        cpu = Some(least(cpu, used / lost));
-        if took.is_none_or(|known| seconds < known) {
-            (took, wire) = (Some(seconds), self::sent(network)? - sent);
+        match copies {
+            Copies::WhenThere => when_there = Some(least(when_there, seconds)),
+            Copies::WhileItComes => {
+                cpu = Some(least(cpu, used / lost));
+                if took.is_none_or(|known| seconds < known) {
+                    (took, wire) = (Some(seconds), self::sent(network)? - sent);
+                }
+            }
         }
         // Only now: it would take processor time from whoever still reads.
         for (rank, bytes) in LOST.iter().zip(&tensors) {
@@ -139,6 +144,8 @@ fn decode(
     figures.put("decode_cpu_s_per_gb", cpu.context("a round")?);
     figures.put("decode_wire_bytes_per_byte", wire as f64 / 1e9 / lost);
     figures.put("restart_two_lost_s_per_gb", took / lost);
+    let when_there = when_there.context("a round")?;
+    figures.put("restart_copied_early_vs_after", took / when_there);
     if let Some(quinn) = figures.get("raw_quinn_cpu_s_per_gb") {
         let floor = wire as f64 / 1e9 / lost * quinn;
         figures.put("decode_floor_cpu_s_per_gb", floor);
@@ -150,17 +157,32 @@ fn decode(
     Ok(())
 }
 
+/// When a reader copies a shard that is brought back.
+#[derive(Debug, Clone, Copy)]
+enum Copies {
+    /// As trainers do.
+    WhileItComes,
+    /// All of it at once in the end.
+    WhenThere,
+}
+
+const COPIES: [Copies; 2] = [Copies::WhileItComes, Copies::WhenThere];
+
 /// Both ranks ask for their shards at once, as after a restart; the time until the last one has its own.
 fn open_both(
     daemons: &Cluster<&Network>,
     job: &Job,
     manifest: &ManifestBytes,
+    copies: Copies,
     tensors: &mut [Vec<u8>; LOST.len()],
 ) -> Result<Duration> {
     let started = Instant::now();
     thread::scope(|threads| {
         let opened = LOST.into_iter().zip(tensors).map(|(rank, bytes)| {
-            threads.spawn(move || job.bring_back(daemons, manifest, rank, bytes))
+            threads.spawn(move || match copies {
+                Copies::WhileItComes => job.bring_back_early(daemons, manifest, rank, bytes),
+                Copies::WhenThere => job.bring_back(daemons, manifest, rank, bytes),
+            })
         });
         let opened: Vec<_> = opened.collect();
         let mut opened = opened.into_iter();

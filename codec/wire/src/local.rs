@@ -1,7 +1,12 @@
 //! Trainer and daemon: the requests and replies on the Unix socket. One request at a time per connection, each
 //! answered in order; a descriptor, where a reply says so, travels with the reply's first byte (SCM_RIGHTS).
 
+mod listing;
+mod reports;
 mod timeout;
+
+pub use listing::{Bears, CheckpointInfo, KeptFor, standing};
+pub use reports::{DropReport, DroppedNode, VerifiedPart, VerifyReport};
 
 use minicbor::bytes::{ByteSlice, ByteVec};
 use minicbor::{Decode, Encode};
@@ -11,7 +16,6 @@ use crate::drain::{DrainOrder, DrainReport};
 use crate::failed::{FailedRestart, FailureReport};
 use crate::framing::{LOCAL_FRAME_BYTES_MAX, REQUEST_BYTES_MAX, WireError, decode};
 use crate::ids::{Generation, Namespace, NodeName, Rank, SlotId, Step, WorldSize};
-use crate::peer::DropAnswer;
 use crate::plan::RestorePlan;
 pub use crate::ranges::ByteRange;
 use crate::refusal::Refusal;
@@ -258,6 +262,20 @@ pub enum Request {
         /// all are asked.
         #[n(5)]
         withheld: Option<Vec<NodeName>>,
+        /// Whether the reader takes the shard while its bytes still come: then the reply may be `ShardComing`. Releases that do not
+        /// know of it never say so.
+        #[n(6)]
+        early: Option<bool>,
+    },
+    /// Waits until a shard that `ShardComing` was said of on this connection is there, no longer than this.
+    #[n(14)]
+    FollowShard {
+        #[n(0)]
+        manifest: Digest,
+        #[n(1)]
+        rank: Rank,
+        #[n(2)]
+        timeout_ms: u32,
     },
     /// Gives up the shard that `OpenShard` opened on this connection.
     #[n(10)]
@@ -496,6 +514,26 @@ pub enum Reply {
         #[n(4)]
         fingerprints: Option<Vec<Fingerprint>>,
     },
+    /// To an early `OpenShard`, with the memfd that a session fills, and to `FollowShard` where another one is filled now. A chunk
+    /// that has its digest is there; any other is not there yet.
+    #[n(26)]
+    ShardComing {
+        #[n(0)]
+        length: u64,
+        #[n(1)]
+        chunk: ChunkSize,
+        #[n(2)]
+        leaves: Vec<Digest>,
+        #[n(3)]
+        rung: Rung,
+    },
+    /// To `FollowShard`: what was asked for is in the memfd that `ShardComing` came with. Where it is in another one, `ShardOpened`
+    /// says so.
+    #[n(27)]
+    ShardCame(#[n(0)] Rung),
+    /// To `FollowShard`: its time is over, and the shard still comes.
+    #[n(28)]
+    StillComing,
     /// To `Status`: a JSON object.
     #[n(8)]
     Status(#[n(0)] String),
@@ -552,145 +590,6 @@ pub enum Rung {
     /// The durable tier.
     #[n(3)]
     Durable,
-}
-
-/// One line of a listing.
-#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
-pub struct CheckpointInfo {
-    /// The job.
-    #[n(0)]
-    pub namespace: Namespace,
-    /// Its run.
-    #[n(1)]
-    pub run: RunId,
-    /// Its step.
-    #[n(2)]
-    pub step: Step,
-    /// How safe it is.
-    #[n(3)]
-    pub state: CheckpointState,
-    /// Whether the durable tier holds it.
-    #[n(4)]
-    pub durable: bool,
-    /// Ranks.
-    #[n(5)]
-    pub world_size: WorldSize,
-    /// Bytes of all shards; those sealed so far if it is not committed yet.
-    #[n(6)]
-    pub length: u64,
-    /// Its manifest, once committed.
-    #[n(7)]
-    pub manifest: Option<Digest>,
-    /// What it bears now, if it is committed and coded.
-    #[n(8)]
-    pub bears: Option<Bears>,
-    /// Why it is in this node's RAM though a newer one has made it needless.
-    #[n(9)]
-    pub kept_for: Option<KeptFor>,
-    /// Whether it stays in RAM until it is unpinned; an older daemon does not say.
-    #[n(10)]
-    pub pinned: Option<bool>,
-}
-
-/// Who keeps a checkpoint in RAM that is needless otherwise.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
-#[cbor(index_only)]
-pub enum KeptFor {
-    /// Somebody on this node has a shard of it open.
-    #[n(0)]
-    Reader,
-}
-
-/// How many node losses a checkpoint in RAM survives from now on.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Encode, Decode)]
-pub struct Bears {
-    /// Any so many.
-    #[n(0)]
-    pub losses: u32,
-    /// And with every block in place: m.
-    #[n(1)]
-    pub of: u32,
-}
-
-impl Bears {
-    /// Every block is in place.
-    pub fn is_full(self) -> bool {
-        self.losses >= self.of
-    }
-}
-
-/// How `storaged` shows a checkpoint that is in this state and bears so much: `protected` alone only while any m nodes
-/// may be lost, `protected, bears 1 of 2` while blocks are missing, `exposed` when the next loss may be one too many. One
-/// that is needless and only read has given its blocks back: what it bears is of no concern.
-pub fn standing(state: CheckpointState, bears: Option<Bears>, kept_for: Option<KeptFor>) -> String {
-    if let Some(KeptFor::Reader) = kept_for {
-        return "superseded, held by a reader".into();
-    }
-    match bears {
-        Some(bears) if state == CheckpointState::Protected && !bears.is_full() => {
-            match bears.losses {
-                0 => format!("exposed, bears 0 of {}", bears.of),
-                losses => format!("protected, bears {losses} of {}", bears.of),
-            }
-        }
-        _ => state.to_string(),
-    }
-}
-
-/// What dropping a job did.
-#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
-pub struct DropReport {
-    /// The job.
-    #[n(0)]
-    pub namespace: Namespace,
-    /// What each node did that answered.
-    #[n(1)]
-    pub nodes: Vec<DroppedNode>,
-    /// Nodes that did not: they may still hold some of it.
-    #[n(2)]
-    pub silent: Vec<NodeName>,
-}
-
-/// What one node did when a job was dropped.
-#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
-pub struct DroppedNode {
-    /// The node.
-    #[n(0)]
-    pub node: NodeName,
-    /// What it did.
-    #[n(1)]
-    pub answer: DropAnswer,
-}
-
-/// What a verification found.
-#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
-pub struct VerifyReport {
-    /// The checkpoint.
-    #[n(0)]
-    pub manifest: Digest,
-    /// Its step.
-    #[n(1)]
-    pub step: Step,
-    /// One line per shard and parity set, in order.
-    #[n(2)]
-    pub parts: Vec<VerifiedPart>,
-}
-
-/// One shard or parity set that was read and checked, or was not.
-#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
-pub struct VerifiedPart {
-    /// Where it is.
-    #[n(0)]
-    pub node: NodeName,
-    /// Such as `shard of rank 3` or `parity 1 of group 0`.
-    #[n(1)]
-    pub what: String,
-    /// Bytes read.
-    #[n(2)]
-    pub bytes: u64,
-    /// What is wrong, if anything.
-    #[n(3)]
-    pub fault: Option<String>,
 }
 
 #[cfg(test)]

@@ -15,8 +15,9 @@ use storaged_sdk::wire::{CheckpointState, Digest, Namespace, Rank, RunId, Step, 
 use storaged_sdk::{ClientError, ConnectOptions};
 
 use crate::board::Board;
+use crate::early::{Coming, Opener};
 use crate::fault::{invalid, is_signalled, raised};
-use crate::load::{Manifest, Shard};
+use crate::load::{Manifest, Opened, Shard};
 use crate::turn::{limit, patience, take_turn};
 use crate::verdict::verdict_dict;
 
@@ -26,7 +27,7 @@ pub(crate) const LIMIT_MS: u32 = 15_000;
 /// A connection that saves nothing. One call at a time; others wait.
 #[pyclass(frozen, module = "storaged._native")]
 pub(crate) struct Client {
-    connection: Mutex<storaged_sdk::Client>,
+    connection: Arc<Mutex<storaged_sdk::Client>>,
     /// Whether another thread has ended it.
     is_hung_up: Arc<AtomicBool>,
 }
@@ -101,7 +102,7 @@ impl Client {
         let connected = py.detach(|| storaged_sdk::Client::connect_with(&options, patience));
         let (client, _) = connected.map_err(|error| raised(py, &error))?;
         Ok(Self {
-            connection: Mutex::new(client),
+            connection: Arc::new(Mutex::new(client)),
             is_hung_up: Arc::default(),
         })
     }
@@ -216,12 +217,13 @@ impl Client {
     }
 
     /// Brings byte ranges `(offset, length)` of a rank's shard into this node's RAM; none means all of it. What never left
-    /// the node is compared with fingerprints (`verify="fast"`), or with BLAKE3 digests like all else (`verify="full"`).
+    /// the node is compared with fingerprints (`verify="fast"`), or with BLAKE3 digests like all else (`verify="full"`). An early one may
+    /// still come when it is given: what is read of it is waited for.
     #[expect(
         clippy::too_many_arguments,
         reason = "one per keyword of the Python method"
     )]
-    #[pyo3(signature = (manifest, rank, ranges, timeout_ms, without_own_ram=false, verify="fast"))]
+    #[pyo3(signature = (manifest, rank, ranges, timeout_ms, without_own_ram=false, verify="fast", early=false))]
     fn open_shard(
         &self,
         py: Python<'_>,
@@ -231,6 +233,7 @@ impl Client {
         timeout_ms: u32,
         without_own_ram: bool,
         verify: &str,
+        early: bool,
     ) -> PyResult<Shard> {
         let is_full = match verify {
             "fast" => false,
@@ -246,10 +249,29 @@ impl Client {
             .collect();
         let rank = Rank::new(rank);
         let without = without_own_ram.then_some(Rung::OwnRam);
+        if !early {
+            let opened = self.call(py, timeout_ms, |client, left| {
+                client.open_shard_without(&manifest.0, rank, ranges, left, without)
+            })?;
+            let opened = if is_full { opened.by_digests() } else { opened };
+            return Ok(Shard(Opened::There(opened)));
+        }
         let opened = self.call(py, timeout_ms, |client, left| {
-            client.open_shard_without(&manifest.0, rank, ranges, left, without)
+            client.open_shard_early(&manifest.0, rank, ranges, left, without)
         })?;
-        Ok(Shard(if is_full { opened.by_digests() } else { opened }))
+        let opened = if is_full { opened.by_digests() } else { opened };
+        Ok(Shard(match opened.into_whole() {
+            Ok(there) => Opened::There(there),
+            Err(coming) => Opened::Coming(Coming::new(
+                *coming,
+                Opener {
+                    connection: self.connection.clone(),
+                    is_hung_up: self.is_hung_up.clone(),
+                    manifest: manifest.0.name(),
+                    rank,
+                },
+            )),
+        }))
     }
 
     #[pyo3(signature = (manifest, rank, timeout_ms=LIMIT_MS))]

@@ -6,6 +6,7 @@
 
 mod board;
 mod control;
+mod early;
 mod fault;
 mod load;
 mod save;

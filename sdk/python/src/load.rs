@@ -9,6 +9,7 @@ use storaged_sdk::RestoredShard;
 use storaged_sdk::wire::DescribedManifest;
 use storaged_sdk::wire::local::Rung;
 
+use crate::early::Coming;
 use crate::fault::{Signals, null, raised};
 
 /// Longest description of tensors that is unpacked: some millions of them.
@@ -21,9 +22,14 @@ const PIECE_BYTES: usize = 4 << 20;
 #[pyclass(frozen, module = "storaged._native")]
 pub(crate) struct Manifest(pub(crate) DescribedManifest);
 
-/// A shard, or ranges of it, in this node's RAM.
+/// A shard, or ranges of it, in this node's RAM, or on its way there when it was opened.
 #[pyclass(frozen, module = "storaged._native")]
-pub(crate) struct Shard(pub(crate) RestoredShard);
+pub(crate) struct Shard(pub(crate) Opened);
+
+pub(crate) enum Opened {
+    There(RestoredShard),
+    Coming(Coming),
+}
 
 #[pymethods]
 impl Manifest {
@@ -108,13 +114,26 @@ fn read_up_to(source: impl std::io::Read, limit: usize) -> std::io::Result<Vec<u
 impl Shard {
     #[getter]
     fn length(&self) -> u64 {
-        self.0.length()
+        match &self.0 {
+            Opened::There(shard) => shard.length(),
+            Opened::Coming(shard) => shard.length(),
+        }
+    }
+
+    /// Whether it still came when it was opened.
+    #[getter]
+    fn is_early(&self) -> bool {
+        matches!(self.0, Opened::Coming(_))
     }
 
     /// Where it came from: `own ram`, `peer ram`, `decoded` or `durable tier`.
     #[getter]
     fn rung(&self) -> &'static str {
-        match self.0.rung() {
+        let rung = match &self.0 {
+            Opened::There(shard) => shard.rung(),
+            Opened::Coming(shard) => shard.rung(),
+        };
+        match rung {
             Rung::OwnRam => "own ram",
             Rung::PeerRam => "peer ram",
             Rung::Decoded => "decoded",
@@ -130,16 +149,21 @@ impl Shard {
         length: usize,
     ) -> PyResult<Bound<'py, PyBytes>> {
         // Checked here, so that an absurd length is refused before memory is asked for.
-        if length as u64 > self.0.length() {
+        if length as u64 > self.length() {
             let text = format!(
                 "expected at most the shard's {} bytes, got {length}",
-                self.0.length()
+                self.length()
             );
             return Err(PyValueError::new_err(text));
         }
         let mut out = vec![0; length];
-        py.detach(|| self.0.read_at(offset, &mut out))
-            .map_err(|error| raised(py, &error))?;
+        py.detach(|| match &self.0 {
+            Opened::There(shard) => shard.read_at(offset, &mut out),
+            Opened::Coming(shard) => {
+                shard.read_many(vec![(offset, &mut out[..])], NonZeroUsize::MIN)
+            }
+        })
+        .map_err(|error| raised(py, &error))?;
         Ok(PyBytes::new(py, &out))
     }
 
@@ -163,9 +187,13 @@ impl Shard {
                 let target = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, length) };
                 targets.push((offset, target));
             }
-            let mut signals = Signals::default();
-            self.0
-                .read_many_unless(&mut targets, threads, || signals.came())
+            match &self.0 {
+                Opened::There(shard) => {
+                    let mut signals = Signals::default();
+                    shard.read_many_unless(&mut targets, threads, || signals.came())
+                }
+                Opened::Coming(shard) => shard.read_many(targets, threads),
+            }
         })
         .map_err(|error| raised(py, &error))
     }

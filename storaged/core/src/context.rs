@@ -21,7 +21,7 @@ use crate::limits;
 use crate::manifest_keys::ManifestKeys;
 use crate::parcels::Parcels;
 use crate::place::Drains;
-use crate::restore::Rates;
+use crate::restore::{Answer, EarlyReaders, Rates};
 use crate::stage::{Lifetimes, Waiters};
 use crate::successions::Successions;
 use crate::testimony::Testimony;
@@ -66,6 +66,7 @@ pub(crate) struct Context {
     pub kept_in_ram: BTreeMap<RequestId, Result<(), Refusal>>,
     pub lifetimes: Lifetimes,
     pub rates: Rates,
+    pub early: EarlyReaders,
     pub parcels: Parcels,
     pub enclosures: EnclosureStore,
     pub tier: TierHealth,
@@ -116,6 +117,7 @@ impl Context {
             kept_in_ram: BTreeMap::new(),
             lifetimes: Lifetimes::default(),
             rates: Rates::default(),
+            early: EarlyReaders::default(),
             parcels: Parcels::default(),
             enclosures: EnclosureStore::default(),
             tier: TierHealth::default(),
@@ -173,10 +175,22 @@ impl Context {
     }
 
     pub(crate) fn reply(&mut self, id: RequestId, reply: Reply) {
+        self.answer(id, Answer::plain(reply));
+    }
+
+    /// Answers a request. Of an opening whose reader has the memory already it goes to whoever follows it.
+    pub(crate) fn answer(&mut self, id: RequestId, answer: Answer) {
+        if let Some((id, answer)) = self.early.heard(id, answer) {
+            self.push_answer(id, answer);
+        }
+    }
+
+    pub(crate) fn push_answer(&mut self, id: RequestId, answer: Answer) {
+        let Answer { reply, descriptor } = answer;
         self.out.push(Output::Reply {
             id,
             reply,
-            descriptor: None,
+            descriptor,
         });
     }
 

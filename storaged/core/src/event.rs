@@ -34,6 +34,8 @@ pub(crate) enum Event {
     OpeningSlot(SlotId, Result<(), NoSlot>),
     /// The same of a shard that a session repairs.
     RepairSlot(SlotId, Result<(), NoSlot>),
+    /// A session has begun to fill a slot here with this shard of a checkpoint, or somebody waits for one that may be filled already.
+    ShardComes(Digest, Rank),
     /// The session that fills an opening's slot ended well; with the table of digests of the shard's chunks, if it is known.
     OpeningFilled(SlotId, Option<Arc<[Digest]>>),
     /// It did not, because of this node's fault.

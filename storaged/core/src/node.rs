@@ -1,34 +1,30 @@
 //! One daemon's decisions: routes what comes to the machine that it is for. `handle` takes one input and gives the outputs;
 //! `deadline` says when to come back with `Tick`. The machines are in the verbs' folders.
 
+mod state;
+
 use std::collections::BTreeSet;
 
 use storaged_plan::GroupError;
-use storaged_wire::drain::StepAfterDrain;
 use storaged_wire::local::{PinnedOnes, Reply, Request};
-use storaged_wire::peer::{CheckpointKey, PeerMessage};
-use storaged_wire::{Digest, Generation, Namespace, NodeName, Refusal, SharedBytes};
+use storaged_wire::peer::PeerMessage;
+use storaged_wire::{Generation, Namespace, NodeName, Refusal};
 
 use crate::api::{
     ConnId, DurableFault, DurableListing, Input, Now, Output, Prepared, QueryId, RequestId, Setup,
-    Viewer,
 };
-use crate::audit::{Audit, Shown};
-use crate::budget::Ledger;
 use crate::catalog::Peer;
 use crate::context::Context;
-use crate::encode::{NodeRate, Sessions};
+use crate::encode::Sessions;
 use crate::event::{Event, NoSlot};
 use crate::limits;
-use crate::place::{Runs, Standings};
-use crate::restore::{Older, OpenRequest, Restores};
-use crate::scrub::{Scrub, ScrubState};
+use crate::place::Runs;
+use crate::restore::{Older, OpenedEarly, Restores};
+use crate::scrub::Scrub;
 use crate::stage::Trainers::{Heeded, Ignored};
 use crate::stage::{Drops, PinOrders, TrainerHello};
-use crate::status::status_json;
 use crate::successions::{Greeting, SaidHello};
 use crate::testimony::needs_no_belief;
-use crate::trickle::Unfinished;
 
 /// One daemon's decisions.
 ///
@@ -119,6 +115,11 @@ impl Node {
                 self.sessions
                     .joined_without_slot(slot, &reason, &mut self.cx)
             }
+            Event::ShardComes(manifest, rank) => {
+                let sessions = &self.sessions;
+                self.restores
+                    .shard_comes(manifest, rank, sessions, &mut self.cx)
+            }
             Event::OpeningFilled(slot, leaves) => {
                 self.restores
                     .opening_filled(slot, leaves, &mut self.sessions, &mut self.cx)
@@ -157,6 +158,7 @@ impl Node {
             .chain(self.drops.deadlines())
             .chain(self.pins.deadlines())
             .chain(self.cx.successions.deadlines())
+            .chain(self.cx.early.deadlines())
             .chain(self.scrub.deadline(&self.cx));
         all.chain([self.repeat_at]).min().unwrap_or(self.repeat_at)
     }
@@ -265,6 +267,7 @@ impl Node {
 
     fn tick(&mut self) {
         self.cx.expire_waiters();
+        self.cx.expire_followers();
         self.restores.expire_plans(&mut self.cx);
         self.runs.expire_proposals(&mut self.cx);
         self.runs.advance_hellos(&mut self.cx);
@@ -452,19 +455,12 @@ impl Node {
             Request::Succession => cx.standing_of_token(id),
             Request::Rotate(rotation) => cx.rotate(id, *rotation),
             Request::GetManifest { manifest } => restores.get_manifest(id, manifest, cx),
-            Request::OpenShard {
+            open @ Request::OpenShard { .. } => restores.open_requested(id, open, cx),
+            Request::FollowShard {
                 manifest,
                 rank,
-                ranges,
                 timeout_ms,
-                without,
-                withheld,
-            } => {
-                let by = cx.answer_by(timeout_ms);
-                let wish = OpenRequest::new(manifest, rank, ranges, without, by);
-                let wish = wish.withholding(withheld);
-                restores.open_shard(id, wish, timeout_ms, cx)
-            }
+            } => cx.follow_shard(id, OpenedEarly { manifest, rank }, timeout_ms),
             Request::CloseShard { manifest, rank } => {
                 restores.close_shard(id, manifest, rank, &mut self.sessions, cx)
             }
@@ -596,104 +592,5 @@ impl Node {
     fn namespaces_asked_for(&self) -> BTreeSet<Namespace> {
         let plans = self.restores.namespaces();
         plans.chain(self.runs.namespaces()).cloned().collect()
-    }
-
-    /// Everything that this node's RAM is used for, for the ledger's check after a stress test.
-    pub fn ledger(&self) -> Ledger {
-        Ledger {
-            sessions: self.sessions.count(),
-            waiters: self.cx.waiters.len() + self.restores.waiters(),
-            ..self.cx.ledger()
-        }
-    }
-
-    /// Bytes of the budget that nothing has reserved.
-    pub fn budget_free(&self) -> u64 {
-        self.cx.budget_free()
-    }
-
-    /// The state as JSON.
-    pub fn status_json(&self, viewer: &Viewer) -> String {
-        let (scrub, ledger) = (self.scrub_state(), self.ledger());
-        status_json(&self.cx, &self.sessions, &scrub, &ledger, viewer)
-    }
-
-    /// How reading RAM again goes.
-    pub fn scrub_state(&self) -> ScrubState {
-        self.scrub.state(&self.cx)
-    }
-
-    /// The rates of the other nodes' links, as measured in sessions that this node led.
-    pub fn measured_rates(&self) -> Vec<NodeRate> {
-        self.sessions.measured_rates(self.cx.now)
-    }
-
-    /// What is lost or left half done if this node stops now.
-    pub fn unfinished(&self) -> Vec<Unfinished> {
-        self.cx.unfinished()
-    }
-
-    /// Whether a checkpoint of which blocks are here is on its way to the durable tier: others may wait for word from here.
-    pub fn awaits_copies(&self) -> bool {
-        self.cx.awaits_copies()
-    }
-
-    /// What speaks against a restart of this node now, a line per namespace; see [`Request::RestartSafe`] for `bears`.
-    pub fn restart_objections(&self, bears: Option<u32>, viewer: &Viewer) -> Vec<String> {
-        self.cx.restart_objections(bears, viewer)
-    }
-
-    /// Of each job what speaks against the end of this node for good, where it holds something of that step; see
-    /// [`Request::RestartSafe`] for `bears`.
-    pub fn ends_with_this_node(&self, bears: Option<u32>) -> Vec<String> {
-        self.cx.ends_with_this_node(bears)
-    }
-
-    /// Of each job's newest step, where it is coded, what it bears once this node has gone.
-    pub fn after_drain(&self) -> Vec<StepAfterDrain> {
-        self.cx.after_drain()
-    }
-
-    /// What the operator's metrics show of each committed checkpoint.
-    pub fn standings(&self) -> Vec<Standings> {
-        self.cx.standings()
-    }
-
-    /// Why the durable tier did not do what was asked last; none while it does.
-    pub fn tier_fault(&self) -> Option<&DurableFault> {
-        self.cx.tier_fault()
-    }
-
-    /// Counts what is there.
-    pub fn audit(&self) -> Audit {
-        let others = self.restores.unanswered() + self.runs.unanswered() + self.drops.unanswered();
-        let others = others + self.pins.unanswered() + self.cx.successions.unanswered();
-        let audit = self
-            .sessions
-            .audit(self.cx.audit(&self.sessions.parity_sets()));
-        Audit {
-            requests: audit.requests + others,
-            ..audit
-        }
-    }
-
-    /// Every checkpoint that this node knows.
-    pub fn shown(&self) -> Vec<Shown> {
-        self.cx.shown()
-    }
-
-    /// Whether it has heard that a checkpoint of a job, or a newer one, was protected.
-    pub fn has_mark(&self, key: &CheckpointKey) -> bool {
-        self.cx.mark_of(&key.namespace) >= Some(key.mark())
-    }
-
-    /// Connections that fill slots.
-    pub fn filling(&self) -> Vec<ConnId> {
-        self.cx.filling()
-    }
-
-    /// What it says in a parcel, while it keeps that for others.
-    pub fn parcel(&self, name: Digest) -> Option<SharedBytes> {
-        self.cx.parcels.shown(name)
     }
 }

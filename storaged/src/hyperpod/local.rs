@@ -298,6 +298,7 @@ impl LocalConn {
             timeout_ms: ms(limit),
             without,
             withheld: None,
+            early: None,
         };
         match self.call(request, limit).await? {
             Answer {

@@ -390,12 +390,12 @@ fn send(stream: &UnixStream, answer: &Answer) -> Result<(), SendError> {
     let reads: OwnedFd;
     let descriptor = match (&answer.slot, &answer.reply) {
         (None, _) => None,
+        (Some(slot), Reply::SlotGranted { .. }) => Some(slot.as_fd()),
         // What a reader could write to would be spoilt for all others.
-        (Some(slot), Reply::ShardOpened { .. }) => {
+        (Some(slot), _) => {
             reads = slot.read_only()?;
             Some(reads.as_fd())
         }
-        (Some(slot), _) => Some(slot.as_fd()),
     };
     let mut in_time = Patience::of(SEND_WAIT);
     Ok(send_frame_waiting(

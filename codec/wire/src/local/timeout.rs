@@ -14,6 +14,7 @@ impl Request {
             | Self::Wait { timeout_ms, .. }
             | Self::Plan { timeout_ms, .. }
             | Self::OpenShard { timeout_ms, .. }
+            | Self::FollowShard { timeout_ms, .. }
             | Self::Verify { timeout_ms, .. }
             | Self::Drop { timeout_ms, .. }
             | Self::Verdict { timeout_ms }

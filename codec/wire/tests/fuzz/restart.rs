@@ -2,16 +2,16 @@
 
 use storaged_wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter, StepAfterDrain};
 use storaged_wire::failed::{FailedRestart, FailureReport, NamespaceFailures};
-use storaged_wire::local::{Bears, Reply, Request};
+use storaged_wire::local::{Bears, Reply, Request, Rung};
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::pins::{NamespacePins, Pin, PinAnswer, PinDoubt};
 use storaged_wire::verdict::{
     ExpectedTime, HeldBasis, RateSource, Reason, ReasonCode, RestartVerdict, Returning, Stretch,
     Verdict, WaitingGain,
 };
-use storaged_wire::{CheckpointState, Owner, RunId, Step};
+use storaged_wire::{CheckpointState, Owner, Rank, RunId, Step};
 
-use super::samples::{mark, namespace, node, plan};
+use super::samples::{chunk, mark, namespace, node, plan, some_digest};
 
 pub fn requests() -> Vec<Request> {
     let timeout_ms = 1000;
@@ -28,6 +28,11 @@ pub fn requests() -> Vec<Request> {
             timeout_ms,
         }),
         Request::LiftQuarantine { step },
+        Request::FollowShard {
+            manifest: some_digest(),
+            rank: Rank::new(1),
+            timeout_ms,
+        },
         Request::Drain(DrainOrder {
             within_ms: 25_000,
             place: PlaceAfter::GivenUp,
@@ -40,6 +45,14 @@ pub fn replies() -> Vec<Reply> {
     vec![
         Reply::Verdict(verdict()),
         Reply::RestartsFailed(vec![failed()]),
+        Reply::ShardComing {
+            length: 9,
+            chunk: chunk(),
+            leaves: vec![some_digest(); 3],
+            rung: Rung::Decoded,
+        },
+        Reply::ShardCame(Rung::PeerRam),
+        Reply::StillComing,
         Reply::Draining(DrainReport {
             phase: DrainPhase::GivingUpPlace,
             within_ms: 1,

@@ -40,7 +40,7 @@ pub fn namespace() -> Namespace {
     Namespace::new("llama-70b.v2").expect("a namespace")
 }
 
-fn some_digest() -> Digest {
+pub fn some_digest() -> Digest {
     Digest::from_bytes(&[0xD1; 32])
 }
 
@@ -52,7 +52,7 @@ fn world_size() -> WorldSize {
     WorldSize::new(2).expect("a world size")
 }
 
-fn chunk() -> ChunkSize {
+pub fn chunk() -> ChunkSize {
     ChunkSize::new(1 << 16).expect("a chunk size")
 }
 
@@ -229,6 +229,7 @@ fn trainers_requests() -> Vec<Request> {
             timeout_ms,
             without: Some(Rung::OwnRam),
             withheld: Some(vec![node("n1")]),
+            early: Some(true),
         },
         Request::CloseShard { manifest, rank },
     ]

@@ -557,7 +557,7 @@ impl Context {
     }
 
     /// The digests of a shard's chunks: those that were fetched for a session, or else those that are known here.
-    fn leaves_here(&self, joined: &JoinedSession, rank: Rank) -> Option<Arc<[Digest]>> {
+    pub(super) fn leaves_here(&self, joined: &JoinedSession, rank: Rank) -> Option<Arc<[Digest]>> {
         let fetched = joined.fetch.tables().leaves(rank).cloned();
         fetched.or_else(|| self.leaves_known(&joined.key, rank))
     }

@@ -7,17 +7,22 @@ use std::sync::Arc;
 
 use storaged_codec::Fingerprint;
 use storaged_plan::{Derived, DirtyMap, StripedPlan};
-use storaged_wire::peer::{PeerMessage, SessionFault, SumChecks};
+use storaged_wire::local::Rung;
+use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionFault, SumChecks};
 use storaged_wire::shape::RepairShape;
-use storaged_wire::{Manifest, NodeName, Rank, SessionId};
+use storaged_wire::{Digest, Manifest, NodeName, Rank, SessionId};
 
 use super::fingerprints;
-use super::session::{Beginning, Closing, JoinedSession, MemberPhase, SessionPlace, SinkState};
+use super::session::{
+    Beginning, Closing, JoinedSession, MemberPhase, SessionPlace, SinkState, SlotOwner,
+};
 use super::stripe_maps::from_wire;
 use super::tables::Tables;
 use crate::api::{ExpectedShard, Output, SessionPurpose, SessionWork, Sink, SlotShard};
 use crate::context::Context;
 use crate::encode::Sessions;
+use crate::event::Event;
+use crate::restore::ComingShard;
 
 impl Sessions {
     pub(crate) fn begin(
@@ -50,6 +55,9 @@ impl Sessions {
                     // What is computed again counts as made only once it is.
                     joined.made = DirtyMap::clean(joined.stripe_count);
                     joined.made.mark_all(work.carried.iter().cloned());
+                    if let SinkState::Shard { rank, .. } = &joined.kept {
+                        cx.emit(Event::ShardComes(manifest.name(), *rank));
+                    }
                 }
                 cx.out.push(Output::Run(work));
             }
@@ -58,6 +66,41 @@ impl Sessions {
                 cx.send(from, PeerMessage::Failed { session, fault });
             }
         }
+    }
+
+    /// Slots of this node that running sessions fill with a shard.
+    pub(crate) fn coming(&self, name: Digest, rank: Rank, cx: &Context) -> Vec<ComingShard> {
+        let Some(manifest) = cx.manifest_named(name) else {
+            return Vec::new();
+        };
+        let key = CheckpointKey::of(manifest.manifest());
+        let coming = |joined: &JoinedSession| {
+            let SinkState::Shard {
+                rank: kept,
+                slot,
+                length,
+                belongs_to,
+                ..
+            } = joined.kept
+            else {
+                return None;
+            };
+            if kept != rank || joined.key != key || !joined.is_running() {
+                return None;
+            }
+            Some(ComingShard {
+                slot,
+                is_of_opening: belongs_to == SlotOwner::Opening,
+                length,
+                chunk: manifest.manifest().chunk,
+                leaves: cx.leaves_here(joined, rank)?,
+                rung: match joined.derived.sources.as_slice() {
+                    [_] => Rung::PeerRam,
+                    _ => Rung::Decoded,
+                },
+            })
+        };
+        self.joined.values().filter_map(coming).collect()
     }
 
     /// The stripes of a block to keep that are asked for and are not there yet.

@@ -5,7 +5,7 @@
 
 use storaged_plan::LaneBlocks;
 use storaged_wire::local::Reply;
-use storaged_wire::{CheckpointState, ManifestBytes, Rank, Refusal, RefusalCode};
+use storaged_wire::{CheckpointState, Digest, ManifestBytes, Rank, Refusal, RefusalCode};
 
 use super::cluster_view::ClusterView;
 use super::opening::OpenRequest;
@@ -13,8 +13,9 @@ use super::plan::SurveyPurpose;
 use crate::api::{ConnId, Now, RequestId};
 use crate::context::Context;
 use crate::encode::Sessions;
+use crate::event::Event;
 use crate::limits;
-use crate::restore::Restores;
+use crate::restore::{OpenedEarly, Restores};
 
 /// An opening that waits for a heal.
 #[derive(Debug, Clone)]
@@ -57,8 +58,33 @@ impl Context {
 impl Restores {
     pub(super) fn await_repair(&mut self, id: RequestId, wish: OpenRequest, cx: &mut Context) {
         let alone_at = cx.now.plus(limits::HEAL_FIRST_MS);
+        // The heal may have begun long before.
+        if !planted!("who_comes_late_waits_for_all") {
+            cx.emit(Event::ShardComes(wish.manifest, wish.rank));
+        }
         let waiting = AwaitedRepair { id, wish, alone_at };
         self.awaited_repairs.push(waiting);
+    }
+
+    /// Requests that wait for a heal of this shard.
+    pub(super) fn awaiting(&self, manifest: Digest, rank: Rank) -> Vec<RequestId> {
+        let is_it = |it: &&AwaitedRepair| it.wish.manifest == manifest && it.wish.rank == rank;
+        let waiting = self.awaited_repairs.iter().filter(is_it);
+        waiting.map(|it| it.id).collect()
+    }
+
+    /// A reader has given a shard up that a heal brings: the heal goes on.
+    pub(super) fn leave_awaited_repair(&mut self, conn: ConnId, of: OpenedEarly, cx: &mut Context) {
+        let OpenedEarly { manifest, rank } = of;
+        self.awaited_repairs.retain(|it| {
+            let is_it = it.id.conn == conn && it.wish.manifest == manifest && it.wish.rank == rank;
+            let leaves = is_it && cx.early.is_told(it.id);
+            if leaves {
+                cx.note_opening(&it.wish);
+                cx.early.forget(it.id);
+            }
+            !leaves
+        });
     }
 
     /// A whole shard is in this node's RAM: whoever waited for it has it.

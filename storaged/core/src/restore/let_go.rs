@@ -23,6 +23,9 @@ impl Restores {
         let Ok(surveyor) = cx.surveyor(opening.id) else {
             return false;
         };
+        if opening.is_released {
+            return false;
+        }
         if !opening.may_be_let_go() || cx.was_let_go_while_opened(opening) {
             return false;
         }

@@ -1,14 +1,16 @@
 //! Policy of the verb *restore*: the plan before action (`plan` asks, `cluster_view` has what was told, `settle` says for how
 //! long, `offer` what comes of it, `marks` what it must not go below, `expected` and `rates` how long it takes), what a launcher is
 //! told of it (`verdict`, `waiting`) and says of it (`failed`), the ladder per shard (`open`), openings that a
-//! heal serves (`await_repair`), what is not lost but was let go (`let_go`), what a drill decodes (`drill_plan`), what nodes hold (`holdings`), what readers get of a manifest (`reading`), and checking a whole checkpoint (`verify`).
+//! heal serves (`await_repair`), readers that take a shard while it comes (`early`, `follow`), what is not lost but was let go (`let_go`), what a drill decodes (`drill_plan`), what nodes hold (`holdings`), what readers get of a manifest (`reading`), and checking a whole checkpoint (`verify`).
 
 mod ask_again;
 mod await_repair;
 mod cluster_view;
 mod drill_plan;
+mod early;
 mod expected;
 mod failed;
+mod follow;
 mod hear;
 mod holdings;
 mod let_go;
@@ -27,7 +29,7 @@ mod verdict;
 mod verify;
 mod waiting;
 
-pub(crate) use opening::OpenRequest;
+pub(crate) use early::{Answer, ComingShard, EarlyReaders, OpenedEarly};
 pub(crate) use plan::Older;
 pub(crate) use rates::Rates;
 pub(crate) use source_fault::is_wrong;

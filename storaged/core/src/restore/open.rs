@@ -9,20 +9,16 @@ use storaged_codec::root_digest;
 use storaged_plan::LaneBlocks;
 use storaged_wire::local::{Reply, Rung};
 use storaged_wire::peer::{CheckpointKey, SessionFault, SessionKind};
-use storaged_wire::{
-    CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Rank, Refusal, RefusalCode,
-    SlotId, Step,
-};
+use storaged_wire::{Digest, ManifestBytes, NodeName, Rank, Refusal, RefusalCode, SlotId, Step};
 
 use super::cluster_view::ClusterView;
 use super::holdings::unknown_manifest;
 use super::let_go::let_go;
-use super::opening::{OpenRequest, ShardOpen, check_ranges, fingerprints_told};
+use super::opening::{OpenRequest, ShardOpen, fingerprints_told};
 use super::plan::SurveyPurpose;
 use super::source_fault::{SourceFault, is_wrong};
 use crate::api::{
-    ConnId, DurableFault, DurableListing, DurablePolicy, HeldBlock, Note, Now, Output, QueryId,
-    RequestId,
+    ConnId, DurableFault, DurableListing, HeldBlock, Note, Now, Output, QueryId, RequestId,
 };
 use crate::catalog::{Checkpoint, SlotUse};
 use crate::context::Context;
@@ -30,8 +26,7 @@ use crate::encode::Sessions;
 use crate::encode::{Restored, SessionGoal};
 use crate::event::NoSlot;
 use crate::limits;
-use crate::restore::Restores;
-use crate::stage::slot_capacity;
+use crate::restore::{Answer, OpenedEarly, Restores};
 
 /// Failed attempts of one opening before it gives up on sessions: more than any group has survivors to try.
 const ATTEMPTS_MAX: usize = 16;
@@ -43,14 +38,14 @@ impl Restores {
     pub(crate) fn open_shard(
         &mut self,
         id: RequestId,
-        wish: OpenRequest,
+        mut wish: OpenRequest,
         timeout_ms: u32,
         cx: &mut Context,
     ) -> Result<(), Refusal> {
         cx.attached(id)?;
         if let Some(known) = cx.manifest_named(wish.manifest) {
             cx.check_readable(id, &known)?;
-            check_ranges(&known, wish.rank, &wish.ranges)?;
+            wish.check_ranges(&known)?;
             if cx.open_own(id, &wish) {
                 return Ok(());
             }
@@ -84,7 +79,7 @@ impl Restores {
     fn try_open_surveyed(
         &mut self,
         id: RequestId,
-        wish: OpenRequest,
+        mut wish: OpenRequest,
         mut survey: ClusterView,
         cx: &mut Context,
     ) -> Result<(), Refusal> {
@@ -94,7 +89,7 @@ impl Restores {
             .cloned()
             .ok_or_else(|| unknown_manifest(wish.manifest))?;
         cx.check_readable(id, &manifest)?;
-        let length = check_ranges(&manifest, wish.rank, &wish.ranges)?;
+        let length = wish.check_ranges(&manifest)?;
         if cx.open_own(id, &wish) {
             return Ok(());
         }
@@ -144,6 +139,7 @@ impl Restores {
                 rung: Rung::Durable,
                 wary: false,
                 open: false,
+                is_released: false,
                 fetched_since: None,
             },
         );
@@ -414,21 +410,20 @@ impl Restores {
         opening.deadline = Now(u64::MAX);
         let (id, rung, chunk) = (opening.id, opening.rung, manifest.chunk);
         let whole = opening.ranges.is_empty();
+        let is_released = opening.is_released;
         let name = opening.manifest.name();
         opening.note_opened(cx);
         cx.slot_mut(slot).used_for = SlotUse::Guest;
         sessions.forget_part_filled(slot);
-        cx.out.push(Output::Reply {
-            id,
-            reply: Reply::ShardOpened {
-                length: entry.length,
-                chunk,
-                leaves: leaves.to_vec(),
-                rung,
-                fingerprints: None,
-            },
-            descriptor: Some(slot),
-        });
+        let reply = Reply::ShardOpened {
+            length: entry.length,
+            chunk,
+            leaves: leaves.to_vec(),
+            rung,
+            fingerprints: None,
+        };
+        let descriptor = Some(slot);
+        cx.answer(id, Answer { reply, descriptor });
         if whole && entry.node == *cx.me() {
             let restored = Restored {
                 rank: entry.rank,
@@ -437,6 +432,9 @@ impl Restores {
                 leaves,
             };
             self.keep_opened(name, restored, sessions, cx);
+        }
+        if is_released && self.openings.remove(&slot).is_some() {
+            cx.drop_slot(slot);
         }
     }
 
@@ -455,7 +453,8 @@ impl Restores {
         let Some(opening) = self.openings.get(&slot) else {
             return;
         };
-        let conn = opening.id.conn;
+        let reader = !opening.is_released || planted!("gone_readers_stay");
+        let reader = reader.then_some(opening.id.conn);
         let held = cx.sealed_shard(&key, rank);
         let stays = opening.is_drill || held.is_some() && !opening.own_is_wrong();
         if stays && !planted!("drills_replace_shards") {
@@ -473,7 +472,7 @@ impl Restores {
             .get_mut(&key)
             .and_then(|c| c.shards.get_mut(&rank));
         if let Some(shard) = shard {
-            shard.readers.insert(conn);
+            shard.readers.extend(reader);
         }
     }
 
@@ -552,6 +551,10 @@ impl Restores {
         cx: &mut Context,
     ) -> Result<(), Refusal> {
         cx.attached(id)?;
+        let of = OpenedEarly { manifest, rank };
+        self.leave_awaited_repair(id.conn, of, cx);
+        self.leave_surveyed(id.conn, of, cx);
+        self.release_own(id.conn, of, cx);
         self.drop_guests(
             |opening| {
                 opening.id.conn == id.conn
@@ -561,6 +564,7 @@ impl Restores {
             sessions,
             cx,
         );
+        cx.early.forget_ended(id.conn, of);
         cx.reader_closes(manifest, rank, id.conn);
         if let Some(checkpoint) = cx.checkpoint_named(manifest) {
             if let Some(shard) = checkpoint.shards.get_mut(&rank) {
@@ -591,11 +595,13 @@ impl Restores {
         let slots: Vec<SlotId> = self
             .openings
             .iter()
-            .filter(|(_, opening)| gone(opening))
+            .filter(|(_, opening)| gone(opening) && !opening.is_released)
             .map(|(slot, _)| *slot)
             .collect();
         for slot in slots {
-            self.openings.remove(&slot);
+            if let Some(opening) = self.openings.remove(&slot) {
+                cx.early.forget(opening.id);
+            }
             sessions.end_opening_session(slot, cx);
             cx.drop_slot(slot);
         }
@@ -619,43 +625,6 @@ impl Restores {
 }
 
 impl Context {
-    /// Takes up a checkpoint as a survey found it. What it is said to be one of those that answered may have made up, and older steps go
-    /// for one that is protected: two must say so, or home nodes do later. Of one that is said to be durable the tier itself is asked,
-    /// because the next copy builds on it.
-    fn adopt_surveyed(&mut self, manifest: &Arc<ManifestBytes>, survey: &ClusterView) {
-        let name = manifest.name();
-        let said = survey.states.get(&name).copied();
-        let said = said.unwrap_or(CheckpointState::Committed);
-        if said >= CheckpointState::Durable && survey.durable.contains(&name) {
-            return self.adopt_found(manifest.clone(), said);
-        }
-        let sayers = survey.called_protected_by(name);
-        let words = sayers.filter(|node| *node != self.me() && self.is_believed(node));
-        let enough = words.count() >= limits::WORDS_NEEDED || planted!("one_holder_is_enough");
-        let state = if enough {
-            CheckpointState::Protected
-        } else {
-            CheckpointState::Committed
-        };
-        self.adopt_found(manifest.clone(), said.min(state));
-        if said >= CheckpointState::Durable && self.setup.durable != DurablePolicy::Absent {
-            self.ask_tier(&CheckpointKey::of(manifest.manifest()), name);
-        }
-    }
-
-    /// A drill takes what is free: no job that has ended gives way to it.
-    fn has_room_for_drill(&self, length: u64, of: &Namespace) -> Result<(), Refusal> {
-        let bytes = slot_capacity(length);
-        if bytes <= self.budget.room_of(of) || planted!("drills_evict") {
-            return Ok(());
-        }
-        Err(self.no_budget(
-            bytes,
-            "is more than is free, and nothing gives way to a drill",
-            of,
-        ))
-    }
-
     /// The first rung: this node's RAM.
     pub(super) fn open_own(&mut self, id: RequestId, wish: &OpenRequest) -> bool {
         if wish.without == Some(Rung::OwnRam) || wish.withheld.contains(self.me()) {
@@ -675,17 +644,15 @@ impl Context {
         };
         local.readers.insert(id.conn);
         let fingerprints = fingerprints_told(&shard.leaves, &local.prints);
-        self.out.push(Output::Reply {
-            id,
-            reply: Reply::ShardOpened {
-                length: shard.length,
-                chunk,
-                leaves: shard.leaves.to_vec(),
-                rung: Rung::OwnRam,
-                fingerprints,
-            },
-            descriptor: Some(shard.slot),
-        });
+        let reply = Reply::ShardOpened {
+            length: shard.length,
+            chunk,
+            leaves: shard.leaves.to_vec(),
+            rung: Rung::OwnRam,
+            fingerprints,
+        };
+        let descriptor = Some(shard.slot);
+        self.answer(id, Answer { reply, descriptor });
         self.note_opening(wish);
         true
     }

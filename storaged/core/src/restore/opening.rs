@@ -9,14 +9,18 @@ use storaged_plan::LaneBlocks;
 use storaged_wire::local::{ByteRange, Rung};
 use storaged_wire::peer::{CheckpointKey, SessionKind};
 use storaged_wire::shape::RepairShape;
-use storaged_wire::{ChunkSize, Digest, ManifestBytes, NodeName, Rank, Refusal, RefusalCode};
+use storaged_wire::{
+    CheckpointState, ChunkSize, Digest, ManifestBytes, Namespace, NodeName, Rank, Refusal,
+    RefusalCode,
+};
 
 use super::cluster_view::ClusterView;
 use super::source_fault::SourceFault;
-use crate::api::{Now, RequestId};
+use crate::api::{DurablePolicy, Now, RequestId};
 use crate::context::Context;
 use crate::encode::Sessions;
 use crate::limits;
+use crate::stage::slot_capacity;
 
 /// What an `OpenShard` asks for.
 #[derive(Debug, Clone)]
@@ -59,6 +63,44 @@ impl OpenRequest {
         }
     }
 
+    /// The shard's length, if the rank and the ranges are in the checkpoint.
+    pub(super) fn check_ranges(&mut self, manifest: &ManifestBytes) -> Result<u64, Refusal> {
+        let record = manifest.manifest();
+        let rank = self.rank;
+        let Some(entry) = record.shard(rank) else {
+            let text = format!(
+                "expected a rank below the checkpoint's world size {}, got {rank}",
+                record.world_size
+            );
+            return Err(Refusal::new(RefusalCode::WorldSize, text));
+        };
+        let length = entry.length;
+        if let Some(outside) = self.ranges.iter().find(|range| range.end > length) {
+            let text = format!(
+                "expected ranges within the {length} bytes of rank {rank}'s shard, got {} bytes at {}",
+                outside.end - outside.start,
+                outside.start
+            );
+            return Err(Refusal::new(RefusalCode::Malformed, text));
+        }
+        self.whole_if_all(length);
+        Ok(length)
+    }
+
+    /// Ranges that are all of a shard of this length ask for the whole shard. A trainer that loads what it saved asks so, and its node must not
+    /// decode beside the heal that brings the shard back, nor let go what it has decoded.
+    fn whole_if_all(&mut self, length: u64) {
+        let mut ranges: Vec<&Range<u64>> = self.ranges.iter().collect();
+        ranges.sort_by_key(|range| range.start);
+        let covered = ranges.into_iter().fold(0, |end, range| match range {
+            next if next.start <= end => next.end.max(end),
+            _ => end,
+        });
+        if covered >= length && !planted!("ranges_are_never_a_whole_shard") {
+            self.ranges.clear();
+        }
+    }
+
     /// The same without these nodes.
     pub fn withholding(self, withheld: Option<Vec<NodeName>>) -> Self {
         let withheld = withheld.unwrap_or_default().into_iter().collect();
@@ -72,6 +114,43 @@ impl OpenRequest {
 }
 
 impl Context {
+    /// Takes up a checkpoint as a survey found it. What it is said to be one of those that answered may have made up, and older steps go
+    /// for one that is protected: two must say so, or home nodes do later. Of one that is said to be durable the tier itself is asked,
+    /// because the next copy builds on it.
+    pub(super) fn adopt_surveyed(&mut self, manifest: &Arc<ManifestBytes>, survey: &ClusterView) {
+        let name = manifest.name();
+        let said = survey.states.get(&name).copied();
+        let said = said.unwrap_or(CheckpointState::Committed);
+        if said >= CheckpointState::Durable && survey.durable.contains(&name) {
+            return self.adopt_found(manifest.clone(), said);
+        }
+        let sayers = survey.called_protected_by(name);
+        let words = sayers.filter(|node| *node != self.me() && self.is_believed(node));
+        let enough = words.count() >= limits::WORDS_NEEDED || planted!("one_holder_is_enough");
+        let state = if enough {
+            CheckpointState::Protected
+        } else {
+            CheckpointState::Committed
+        };
+        self.adopt_found(manifest.clone(), said.min(state));
+        if said >= CheckpointState::Durable && self.setup.durable != DurablePolicy::Absent {
+            self.ask_tier(&CheckpointKey::of(manifest.manifest()), name);
+        }
+    }
+
+    /// A drill takes what is free: no job that has ended gives way to it.
+    pub(super) fn has_room_for_drill(&self, length: u64, of: &Namespace) -> Result<(), Refusal> {
+        let bytes = slot_capacity(length);
+        if bytes <= self.budget.room_of(of) || planted!("drills_evict") {
+            return Ok(());
+        }
+        Err(self.no_budget(
+            bytes,
+            "is more than is free, and nothing gives way to a drill",
+            of,
+        ))
+    }
+
     /// A shard of this node's RAM was opened. Whoever tries out a loss does not go on from it.
     pub(super) fn note_opening(&mut self, wish: &OpenRequest) {
         let key = self.by_name.get(&wish.manifest);
@@ -101,6 +180,8 @@ pub(crate) struct ShardOpen {
     /// A block came out wrong: from now on every block is checked by this node.
     pub(super) wary: bool,
     pub(super) open: bool,
+    /// Its reader took it early, has what it needs and has given it up: it comes for the node alone.
+    pub(super) is_released: bool,
     /// Since when the durable tier has been asked for it.
     pub(super) fetched_since: Option<Now>,
 }
@@ -190,37 +271,6 @@ impl ShardOpen {
     }
 }
 
-/// The shard's length, if the rank and the ranges are in the checkpoint.
-pub(super) fn check_ranges(
-    manifest: &ManifestBytes,
-    rank: Rank,
-    ranges: &[Range<u64>],
-) -> Result<u64, Refusal> {
-    let record = manifest.manifest();
-    let Some(entry) = record.shard(rank) else {
-        return Err(Refusal::new(
-            RefusalCode::WorldSize,
-            format!(
-                "expected a rank below the checkpoint's world size {}, got {rank}",
-                record.world_size
-            ),
-        ));
-    };
-    let outside = ranges.iter().find(|range| range.end > entry.length);
-    match outside {
-        Some(range) => Err(Refusal::new(
-            RefusalCode::Malformed,
-            format!(
-                "expected ranges within the {} bytes of rank {rank}'s shard, got {} bytes at {}",
-                entry.length,
-                range.end - range.start,
-                range.start
-            ),
-        )),
-        None => Ok(entry.length),
-    }
-}
-
 /// Chunks that cover byte ranges, as (first, count), ascending and disjoint; empty for the whole shard.
 fn stripes_of(ranges: &[Range<u64>], chunk: ChunkSize) -> Vec<(u64, u64)> {
     let bytes = chunk.bytes() as u64;
@@ -290,6 +340,25 @@ mod tests {
         let most = usize::try_from(limits::SHARD_CHUNKS_MAX).unwrap();
         assert_eq!(opened_of(most), (true, false));
         assert_eq!(opened_of(most + most / 500), (false, false));
+    }
+
+    #[test]
+    fn ranges_that_are_all_of_a_shard_ask_for_the_whole_shard() {
+        let left = |ranges: &[(u64, u64)], length| {
+            let ranges = ranges
+                .iter()
+                .map(|&(offset, length)| ByteRange { offset, length });
+            let name = Digest::from_bytes(&[7; 32]);
+            let mut wish = OpenRequest::new(name, Rank::new(0), ranges.collect(), None, Now(1_000));
+            wish.whole_if_all(length);
+            wish.ranges.len()
+        };
+        assert_eq!(left(&[(0, 100)], 100), 0);
+        assert_eq!(left(&[(60, 40), (0, 50), (40, 20)], 100), 0);
+        assert_eq!(left(&[(0, 99)], 100), 1);
+        assert_eq!(left(&[(0, 50), (51, 49)], 100), 2);
+        assert_eq!(left(&[(1, 99)], 100), 1);
+        assert_eq!(left(&[(0, 0)], 0), 0);
     }
 
     #[test]

@@ -161,6 +161,7 @@ impl Restores {
             .retain(|_, work| work.id().is_none_or(|id| id.conn != conn));
         self.forget_awaited_repairs(conn);
         self.drop_guests_of(conn, sessions, cx);
+        cx.early.forget_conn(conn);
     }
 
     pub(crate) fn plan(

@@ -62,6 +62,7 @@ pub(super) fn opens(node: &mut Node) -> Vec<Output> {
         timeout_ms: 60_000,
         without: None,
         withheld: None,
+        early: None,
     };
     asks(node, 1, open)
 }

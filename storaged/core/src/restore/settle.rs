@@ -475,6 +475,7 @@ mod tests {
             timeout_ms: 60_000,
             without: None,
             withheld: None,
+            early: None,
         };
         let query = asked_first(&asks(&mut node, 2, open));
         for (from, rank) in [("c", 2), ("b", 1), ("a", 0)] {

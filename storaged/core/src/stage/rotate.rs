@@ -31,6 +31,7 @@ fn only_goes_on(request: &Request) -> bool {
             | Request::Board { .. }
             | Request::Commit { .. }
             | Request::Wait { .. }
+            | Request::FollowShard { .. }
             | Request::CloseShard { .. }
             | Request::Status
             | Request::List { .. }

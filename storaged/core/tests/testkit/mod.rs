@@ -41,8 +41,8 @@ pub use alone::{Alone, Wanted};
 pub use names::{OTHER, TOKEN, index, known_index, members, name, namespace, owner};
 pub use process::{Payload, Pid, Process, Unheld, digests, made_up_digests};
 pub use requests::{
-    TORCH_METADATA, acquire_slot, commit_step, drop_order, given_at, hello, hello_by, open_shard,
-    open_without_own, plan_newest, schema_of, verdict_on,
+    TORCH_METADATA, acquire_slot, commit_step, drop_order, given_at, hello, hello_by, open_early,
+    open_shard, open_without_own, plan_newest, schema_of, verdict_on,
 };
 pub use run_registry::{Answer, RunRegistry};
 pub use scene::Scene;

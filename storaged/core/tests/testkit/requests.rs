@@ -83,7 +83,17 @@ pub fn open_shard(manifest: Digest, rank: Rank, timeout_ms: u32) -> Request {
         timeout_ms,
         without: None,
         withheld: None,
+        early: None,
     }
+}
+
+/// The same for a reader who takes it while it comes.
+pub fn open_early(manifest: Digest, rank: Rank, timeout_ms: u32) -> Request {
+    let mut open = open_shard(manifest, rank, timeout_ms);
+    if let Request::OpenShard { early, .. } = &mut open {
+        *early = Some(true);
+    }
+    open
 }
 
 /// The same for a reader who has found its own node's copy wrong.

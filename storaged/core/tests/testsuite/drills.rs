@@ -33,6 +33,7 @@ fn opened(cluster: &mut Cluster, node: usize, rank: u32, lost: &[usize]) -> Repl
         timeout_ms: 30_000,
         without: None,
         withheld: Some(lost),
+        early: None,
     };
     let reply = cluster.ask(node, reader, open);
     cluster.disconnect(node, reader);

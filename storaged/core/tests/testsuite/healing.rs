@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use crate::cluster::{Block, Cluster, STRIPE_MS};
-use crate::testkit::{acquire_slot, open_shard, open_without_own, plan_newest};
+use crate::testkit::{CHUNK_BYTES, acquire_slot, open_shard, open_without_own, plan_newest};
 use storaged_core::Note;
-use storaged_wire::local::{DurableWish, Reply, Request, Role, Rung};
+use storaged_wire::local::{ByteRange, DurableWish, Reply, Request, Role, Rung};
 use storaged_wire::{Digest, Rank};
 
 const STRIPES: u64 = 400;
@@ -160,8 +160,8 @@ fn is_open(cluster: &Cluster, id: storaged_core::RequestId) -> bool {
     }
 }
 
-#[test]
-fn trainers_that_open_their_shards_on_replaced_nodes_share_one_heal() {
+/// Trainers on two nodes that came back with empty RAM open their shards, as whole ones or by these ranges of stripes.
+fn shares_one_heal(ranges: &[(u64, u64)]) {
     let mut cluster = protected(STRIPES);
     let manifest = planned(&mut cluster, 5);
     cluster.kill(0);
@@ -172,7 +172,19 @@ fn trainers_that_open_their_shards_on_replaced_nodes_share_one_heal() {
         cluster.start_after(0, node);
     }
     cluster.run_for(10);
-    let opened = [0, 1].map(|node| open(&mut cluster, node, manifest));
+    let chunk = u64::from(CHUNK_BYTES);
+    let opened = [0, 1].map(|node| {
+        let reader = cluster.connect(node, Role::Reader);
+        let mut open = open_shard(manifest, Rank::new(node as u32), 60_000);
+        if let Request::OpenShard { ranges: asked, .. } = &mut open {
+            let bytes = ranges.iter().map(|(first, count)| ByteRange {
+                offset: first * chunk,
+                length: count * chunk,
+            });
+            asked.extend(bytes);
+        }
+        cluster.send(node, reader, open)
+    });
     let took_ms = cluster.run_until(60_000, "opening", |cluster| {
         opened.iter().all(|id| is_open(cluster, *id))
     });
@@ -183,6 +195,17 @@ fn trainers_that_open_their_shards_on_replaced_nodes_share_one_heal() {
     );
     let sent = sent_most(&cluster);
     assert!(sent <= STRIPES * 9 / 8 + 12, "{sent}");
+}
+
+#[test]
+fn trainers_that_open_their_shards_on_replaced_nodes_share_one_heal() {
+    shares_one_heal(&[]);
+}
+
+#[test]
+fn trainers_that_ask_for_all_ranges_of_their_shards_share_one_heal_too() {
+    shares_one_heal(&[(0, STRIPES)]);
+    shares_one_heal(&[(1, STRIPES - 1), (0, 1)]);
 }
 
 /// Nodes hold a heal back beside a save, but not if a trainer waits for it: all its members know.

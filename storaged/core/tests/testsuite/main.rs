@@ -13,6 +13,7 @@ mod descriptions;
 mod drains;
 mod drills;
 mod early_hellos;
+mod early_openings;
 mod enclosures;
 mod epochs;
 mod failed_restarts;

@@ -132,6 +132,7 @@ fn open_shard(manifest: Digest, count: u64) -> Request {
         timeout_ms: 5_000,
         without: None,
         withheld: None,
+        early: None,
     }
 }
 

@@ -99,6 +99,7 @@ pub fn open_shard(manifest: Digest) -> Request {
         timeout_ms: 5_000,
         without: None,
         withheld: None,
+        early: None,
     }
 }
 

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch.futures import Future as TorchFuture
 from .._arguments import VERIFY, limit_in_seconds, one_of, ranks_here, step_number, step_or_none, thread_count
 from .._deadline import Deadline
 from .._session import Session
-from ..errors import CheckpointLoadError, CorruptData, InvalidArgument, StoragedError
+from ..errors import CheckpointLoadError, CorruptData, InvalidArgument, StoragedError, WaitTimeout
 from ._devices import device_of
 from ._landing import Rows, land
 from ._metadata import CONTEXTS, EMPTY_DICTS, Place, decode_schema
@@ -58,6 +58,28 @@ class Wanted:
     spans: list[Span]
     #: Those that are opened.
     ranges: list[Span]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How a shard is opened."""
+
+    #: Who may have opened it already.
+    ahead: Ahead | None = None
+    #: Its copy in this node's RAM was found damaged.
+    without_own_ram: bool = False
+    #: It is used while it still comes.
+    early: bool = True
+
+    def after(self, error: StoragedError, shard: Any) -> Attempt | None:
+        """How it is opened again after this, where that may help. What came while it was used failed where its opening would have; that one is
+        tried anew, unless its time is over. One that was opened ahead had only a part of it.
+        """
+        if shard.is_early and self.early and (self.ahead is not None or not isinstance(error, WaitTimeout)):
+            return replace(self, ahead=None, early=False)
+        if isinstance(error, CorruptData) and shard.rung == "own ram" and not self.without_own_ram:
+            return replace(self, ahead=None, without_own_ram=True)
+        return None
 
 
 class StoragedReader(StorageReader):
@@ -288,24 +310,32 @@ class StoragedReader(StorageReader):
         return found
 
     def _opened(self, wanted: Wanted, use: Callable[[Any], None], ahead: Ahead | None = None) -> str:
-        """Opens the ranges of one saved shard, uses it, gives it up; where it was. What is damaged in own RAM is used from elsewhere."""
-        for without_own_ram in (False, True):
-            with self._held(wanted, without_own_ram, ahead) as shard:
+        """Opens the ranges of one saved shard, uses it, gives it up; where it was. What is damaged in own RAM is used from elsewhere, and what
+        came while it was used and comes no more is opened again, to be used when it is there.
+        """
+        attempt = Attempt(ahead=ahead)
+        while True:
+            with self._held(wanted, attempt) as shard:
                 try:
                     use(shard)
-                except CorruptData as error:
-                    if shard.rung != "own ram":
+                except StoragedError as error:
+                    again = attempt.after(error, shard)
+                    if again is None:
                         raise
-                    rank = wanted.rank
-                    logger.warning("rank %s of step %s is damaged in this node's RAM (%s); reading it from elsewhere", rank, self.step, error)
+                    if again.without_own_ram:
+                        said = "rank %s of step %s is damaged in this node's RAM (%s); reading it from elsewhere"
+                        logger.warning(said, wanted.rank, self.step, error)
+                    else:
+                        logger.debug("the shard of rank %s comes no more, it is opened again: %s", wanted.rank, error)
+                    attempt = again
                     continue
                 return str(shard.rung)
-        raise AssertionError("a shard that is not in own RAM is used, or raises")
 
     @contextmanager
-    def _held(self, wanted: Wanted, without_own_ram: bool, ahead: Ahead | None) -> Iterator[Any]:
+    def _held(self, wanted: Wanted, attempt: Attempt) -> Iterator[Any]:
         """A shard that was opened ahead, or is opened now."""
-        if ahead is not None and not without_own_ram:
+        ahead = attempt.ahead
+        if ahead is not None:
             shard = ahead.taken()
             if shard is not None:
                 try:
@@ -316,14 +346,15 @@ class StoragedReader(StorageReader):
         # Only now: one that was waited for ahead in vain has all of its time again, and says what keeps it.
         deadline = Deadline(self.timeout)
         client = self.session.client(deadline)
-        shard = self._open(client, wanted, deadline, without_own_ram)
+        shard = self._open(client, wanted, deadline, attempt.without_own_ram, attempt.early)
         try:
             yield shard
         finally:
             self._close(client, wanted.rank)
 
-    def _open(self, client: Any, wanted: Wanted, deadline: Deadline, without_own_ram: bool = False) -> Any:
-        return client.open_shard(self._manifest, wanted.rank, wanted.ranges, deadline.left_ms(), without_own_ram, self.verify)
+    def _open(self, client: Any, wanted: Wanted, deadline: Deadline, without_own_ram: bool = False, early: bool = True) -> Any:
+        left_ms = deadline.left_ms()
+        return client.open_shard(self._manifest, wanted.rank, wanted.ranges, left_ms, without_own_ram, self.verify, early)
 
     def _close(self, client: Any, rank: int) -> None:
         limit = Deadline(CLOSE_SECONDS)

@@ -6,6 +6,7 @@ use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{Rank, RunId, SlotId, Step};
 
 use super::super::world::World;
+use super::early::ComingMemory;
 use super::jobs::{IncarnationId, Place};
 use crate::testkit::{Pid, hello};
 
@@ -175,6 +176,12 @@ impl World {
                 self.run_numbers_are_unique(&asked, run);
                 self.restore_in_month(whose, run);
             }
+            (What::Shard(rank), Reply::ShardComing { length, .. }) => {
+                let slot = slot.unwrap();
+                self.shard_comes_in_month(whose, *rank, ComingMemory { slot, length });
+            }
+            (What::Shard(rank), Reply::StillComing) => self.follows_in_month(whose, *rank),
+            (What::Shard(rank), Reply::ShardCame(_)) => self.shard_came_in_month(whose, *rank),
             (What::Shard(rank), Reply::ShardOpened { length, .. }) => {
                 let bytes =
                     self.ram(asked.pid.node).mapped(slot.unwrap())[..length as usize].to_vec();

@@ -10,9 +10,10 @@ use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, RunId, Step};
 
 use super::super::world::{Limits, World};
 use super::asks::{Asked, Held, What};
+use super::early::ComingMemory;
 use super::trainers::{RankState, Ranks};
 use super::{Changes, FAULTS_END_MS, JOBS_END_MS, Trainers};
-use crate::testkit::{Pid, open_shard};
+use crate::testkit::{Pid, open_early, open_shard};
 
 /// What requests may take, each; those that name no limit are answered at once.
 const PLAN_MS: u32 = 20_000;
@@ -55,6 +56,8 @@ pub struct Incarnation {
     pub plan: Option<RestorePlan>,
     pub conns: BTreeMap<Rank, Place>,
     pub restored: BTreeSet<Rank>,
+    /// Shards that were given while they come.
+    pub coming: BTreeMap<Rank, ComingMemory>,
     pub ranks: Ranks,
 }
 
@@ -202,6 +205,7 @@ impl World {
             plan: None,
             conns: BTreeMap::new(),
             restored: BTreeSet::new(),
+            coming: BTreeMap::new(),
             ranks: Ranks::default(),
         };
         self.month().jobs.all[job].alive.push(incarnation);
@@ -307,7 +311,10 @@ impl World {
             }
             let place =
                 self.connect_in_month(IncarnationId { job, id }, node, Role::Reader, What::Hello);
-            let open = open_shard(plan.manifest, rank, SHARD_MS);
+            let open = match (id + u64::from(rank.get())) % 2 {
+                0 => open_early(plan.manifest, rank, SHARD_MS),
+                _ => open_shard(plan.manifest, rank, SHARD_MS),
+            };
             if let Some(it) = self.month().jobs.incarnation(job, id) {
                 it.conns.insert(rank, place);
             }
@@ -363,6 +370,7 @@ impl World {
             timeout_ms: SHARD_MS,
             without: Some(Rung::OwnRam),
             withheld: None,
+            early: None,
         };
         let limit = u64::from(SHARD_MS);
         self.ask_in_month(whose, place, open, limit, What::ShardElsewhere(rank));

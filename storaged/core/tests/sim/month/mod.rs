@@ -10,6 +10,7 @@ mod asks;
 mod blocks;
 mod commits;
 mod cordons;
+mod early;
 mod failures;
 mod faults;
 mod holders;
