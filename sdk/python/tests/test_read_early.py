@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 PATIENCE = 20
 #: Many chunks of 4 KiB, and a tensor of zeros, which looks like memory that nobody has written to.
-ELEMENTS = 1_500_001
+ELEMENTS = 300_001
 SAVE = f"""
 checkpointer = Checkpointer(timeout=30)
 generator = torch.Generator().manual_seed(rank)

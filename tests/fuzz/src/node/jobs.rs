@@ -213,6 +213,7 @@ impl Cluster {
             ranges,
             without,
             withheld,
+            early,
             ..
         } = &mut open
         {
@@ -226,8 +227,19 @@ impl Cluster {
             if twist.how() & 4 == 4 {
                 *withheld = Some(vec![name(twist.choose(self.processes.len()))]);
             }
+            *early = (twist.how() & 16 == 16).then_some(true);
         }
         self.request(conn, open);
+        if twist.how() & 32 == 32 {
+            self.run_for(twist.with() * 2);
+            let timeout_ms = WAIT_MS * u32::from(twist.how() & 1);
+            let follow = Request::FollowShard {
+                manifest,
+                rank,
+                timeout_ms,
+            };
+            self.request(conn, follow);
+        }
         if twist.how() & 8 == 8 {
             self.run_for(twist.with() * 4);
             self.request(conn, Request::CloseShard { manifest, rank });

@@ -182,8 +182,15 @@ impl Oracle {
                 assert_eq!(proven, Ok(named), "what it names is what it names");
             }
             (
-                Request::OpenShard { manifest, rank, .. },
+                Request::OpenShard { manifest, rank, .. }
+                | Request::FollowShard { manifest, rank, .. },
                 Reply::ShardOpened {
+                    length,
+                    chunk,
+                    leaves,
+                    ..
+                }
+                | Reply::ShardComing {
                     length,
                     chunk,
                     leaves,
@@ -206,7 +213,10 @@ impl Oracle {
     fn check_owner(&self, open: &Open, reply: &Reply) {
         let manifest = match (&open.request, reply) {
             (Request::GetManifest { manifest }, Reply::Manifest { .. }) => manifest,
-            (Request::OpenShard { manifest, .. }, Reply::ShardOpened { .. }) => manifest,
+            (
+                Request::OpenShard { manifest, .. } | Request::FollowShard { manifest, .. },
+                Reply::ShardOpened { .. } | Reply::ShardComing { .. } | Reply::ShardCame(_),
+            ) => manifest,
             _ => return,
         };
         if let Some(record) = self.manifests.get(manifest) {
