@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use storaged_wire::local::{ByteRange, Reply, Request, Rung};
 use storaged_wire::{Digest, ManifestBytes, Rank};
@@ -19,9 +19,6 @@ use crate::restored::{Hand, OpenedShard, RestoredShard};
 /// How long a reader that has all that is there leaves it at that before it looks again: so much comes meanwhile that copying it takes longer
 /// than asking. It waits itself, as the daemon would have a timer for each reader.
 pub const LOOK_EVERY: Duration = Duration::from_millis(20);
-
-/// How much longer than it was asked to wait a daemon may take to say how it stands: decoding has its cores.
-const FOLLOW_GRACE_MS: u32 = 15_000;
 
 /// Chunks of one look that were not there yet until it ends. Chunks come in their order, but for those of streams beside one another.
 const MISSES_MAX: usize = 8;
@@ -37,6 +34,8 @@ const TURN_BYTES: usize = 4 << 20;
 pub struct EarlyShard {
     manifest: Digest,
     shard: RestoredShard,
+    /// Whoever opened it waits until then for it.
+    until: Instant,
     /// All that was asked for is there.
     is_there: bool,
     /// The last look brought nothing: what seems to be missing is compared with its digest all the same, for it may be zeros. Else it would
@@ -83,18 +82,21 @@ impl Client {
             withheld: None,
             early: Some(true),
         };
+        let until = Instant::now() + Duration::from_millis(timeout_ms.into());
         let (reply, fd) = self.call("open shard", &request, Answer::After(timeout_ms))?;
         let is_there = matches!(reply, Reply::ShardOpened { .. });
         let opened = OpenedShard::of("open shard", reply, fd)?;
         Ok(EarlyShard {
             manifest: manifest.name(),
             shard: RestoredShard::new(manifest.manifest(), rank, opened)?,
+            until,
             is_there,
             is_thorough: false,
         })
     }
 
-    /// What has become of a shard that this connection has opened early, waiting no longer than this for news.
+    /// What has become of a shard that this connection has opened early, as it is now. A daemon may take so long to say it: where one is stopped
+    /// for a moment, or decoding has its cores, whoever waits for the shard waits for that.
     ///
     /// # Errors
     /// [`ClientError`] if no rung of the ladder has it, or not within the time that it was opened with.
@@ -102,15 +104,14 @@ impl Client {
         &mut self,
         manifest: Digest,
         rank: Rank,
-        wait_ms: u32,
+        within_ms: u32,
     ) -> Result<Followed, ClientError> {
         let request = Request::FollowShard {
             manifest,
             rank,
-            timeout_ms: wait_ms,
+            timeout_ms: 0,
         };
-        let patience = Answer::After(wait_ms.saturating_add(FOLLOW_GRACE_MS));
-        let (reply, fd) = self.call("follow shard", &request, patience)?;
+        let (reply, fd) = self.call("follow shard", &request, Answer::After(within_ms))?;
         match reply {
             Reply::StillComing => Ok(Followed::StillComing),
             Reply::ShardCame(rung) => Ok(Followed::Came(rung)),
@@ -146,6 +147,11 @@ impl EarlyShard {
         self.shard.rung()
     }
 
+    /// Until when whoever opened it waits for it.
+    pub fn until(&self) -> Instant {
+        self.until
+    }
+
     /// Whether all that was asked for was there when this was last heard of.
     pub fn is_there(&self) -> bool {
         self.is_there
@@ -173,10 +179,10 @@ impl EarlyShard {
         parts: Vec<(u64, &mut [u8])>,
         threads: NonZeroUsize,
     ) -> Result<(), ClientError> {
-        let (manifest, rank) = (self.manifest, self.shard.rank());
+        let (manifest, rank, until) = (self.manifest, self.shard.rank(), self.until);
         let follow = || {
             std::thread::sleep(LOOK_EVERY);
-            client.follow_shard(manifest, rank, 0)
+            client.follow_shard(manifest, rank, left_ms(until))
         };
         self.read_many_following(parts, threads, follow, || false)
     }
@@ -351,6 +357,12 @@ impl RestoredShard {
         self.slot().read_at(range.end - bytes, tail)?;
         Ok(tail.iter().all(|byte| *byte == 0))
     }
+}
+
+/// What is left until then.
+pub fn left_ms(until: Instant) -> u32 {
+    let left = until.saturating_duration_since(Instant::now());
+    u32::try_from(left.as_millis()).unwrap_or(u32::MAX)
 }
 
 /// The parts, none of them in two chunks.

@@ -21,7 +21,7 @@ mod trainer;
 
 pub use client::{Client, DEFAULT_SOCKET, Reached, WithTrainers};
 pub use connection::{AWAY_AFTER, ConnectOptions, Welcome};
-pub use early::{EarlyShard, Followed, LOOK_EVERY};
+pub use early::{EarlyShard, Followed, LOOK_EVERY, left_ms};
 pub use error::ClientError;
 pub use patience::Patience;
 pub use restored::{OpenedShard, RestoredShard};

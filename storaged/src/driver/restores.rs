@@ -57,7 +57,11 @@ impl RestoreTimes {
             Request::OpenShard {
                 withheld: Some(_), ..
             } => return,
-            Request::OpenShard { manifest, rank, .. } => AskedFor::Shard(opened(manifest, rank)),
+            Request::OpenShard { manifest, rank, .. } => {
+                let opened = opened(manifest, rank);
+                self.coming.remove(&opened);
+                AskedFor::Shard(opened)
+            }
             Request::FollowShard { manifest, rank, .. } => {
                 let opened = opened(manifest, rank);
                 let Some(since) = self.coming.remove(&opened) else {
@@ -240,6 +244,14 @@ mod tests {
             let two = format!("storaged_restore_{name}_seconds_count{{source=\"decoded\"}} 2");
             assert_eq!(counts(&metrics, name), [two]);
         }
+        // One that is opened again counts for the last time.
+        times.asks(id(4, 0), &open(), &metrics);
+        times.answers(id(4, 0), &comes, &metrics);
+        times.asks(id(4, 1), &open(), &metrics);
+        times.answers(id(4, 1), &opened(Rung::Decoded), &metrics);
+        times.asks(id(4, 2), &close(), &metrics);
+        let three = "storaged_restore_open_seconds_count{source=\"decoded\"} 3";
+        assert_eq!(counts(&metrics, "open"), [three]);
         let left = (times.asked.len(), times.open.len(), times.coming.len());
         assert_eq!(left, (0, 0, 0));
     }

@@ -140,7 +140,10 @@ impl WriteLook {
         // It was slow; what others are told in errors they tell themselves. One small write that is not answered all the same says no
         // more: it may have been lost on the way.
         if self.told_at.is_some_and(|before| writes.answers() > before) {
-            *self = Self::default();
+            (self.told_at, self.rests_until) = (None, None);
+            if let Some(small) = &mut self.small {
+                small.began = Instant::now();
+            }
             return Some(Ok(()));
         }
         let now = Instant::now();

@@ -277,9 +277,9 @@ impl EarlyReaders {
         }
     }
 
-    /// A connection is gone. What comes for the node itself is answered to nobody.
-    pub fn forget_conn(&mut self, conn: ConnId) {
-        let open = self.of_conn(conn).filter(|(_, reader)| !reader.is_closed);
+    /// A connection is gone. What goes on coming for the node itself is answered to nobody.
+    pub fn forget_conn(&mut self, conn: ConnId, goes_on: impl Fn(RequestId) -> bool) {
+        let open = self.of_conn(conn).filter(|(id, _)| !goes_on(*id));
         let open: Vec<RequestId> = open.map(|(id, _)| id).collect();
         for id in open {
             self.forget(id);
@@ -436,7 +436,7 @@ mod tests {
             assert_eq!(given.is_none(), ended.is_some(), "one of both is told");
         }
         assert_eq!(early.count(), EARLY_PER_CONN_MAX);
-        early.forget_conn(ConnId(1));
+        early.forget_conn(ConnId(1), |_| false);
         assert_eq!(early.count(), 0);
     }
 

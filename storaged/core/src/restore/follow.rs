@@ -102,6 +102,9 @@ impl Restores {
             };
             let leaves = is_it && cx.early.is_told(plan.id);
             if leaves {
+                if let SurveyPurpose::Open(wish) = &plan.then {
+                    cx.note_opening(wish);
+                }
                 cx.early.forget(plan.id);
             }
             !leaves

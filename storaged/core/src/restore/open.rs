@@ -189,6 +189,10 @@ impl Restores {
         let Some(opening) = self.openings.get_mut(&slot) else {
             return;
         };
+        if opening.is_released {
+            // Nobody waits for it: what memory does not give any more is not fetched.
+            return self.no_rung_left(slot, cx);
+        }
         if opening.survey.take_durable(manifest.name()) {
             // The tier has been asked by this: a listing that names the same copy again would only have it fetched twice.
             opening.survey.is_tier_unasked = false;

@@ -161,7 +161,9 @@ impl Restores {
             .retain(|_, work| work.id().is_none_or(|id| id.conn != conn));
         self.forget_awaited_repairs(conn);
         self.drop_guests_of(conn, sessions, cx);
-        cx.early.forget_conn(conn);
+        let left = &self.openings;
+        let goes_on = |id| left.values().any(|opening| opening.id == id);
+        cx.early.forget_conn(conn, goes_on);
     }
 
     pub(crate) fn plan(

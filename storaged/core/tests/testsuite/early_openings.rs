@@ -288,6 +288,27 @@ fn what_its_reader_has_given_up_stays_where_it_is_the_nodes_own_and_goes_elsewhe
     assert!(!steps.contains(&1), "{steps:?} on {}", name(0));
 }
 
+/// The first opening is answered to nobody, and goes with its connection like the second.
+#[test]
+fn who_opens_twice_and_goes_leaves_nothing() {
+    let (mut cluster, manifest) = protected();
+    cluster.kill(0);
+    cluster.run_for(10_000);
+    cluster.start_after(0, 0);
+    cluster.run_for(10);
+    let opened = opens(&mut cluster, 0, 0, manifest);
+    opened.comes(&mut cluster);
+    let again = Opened {
+        id: cluster.send(0, opened.conn, open_early(manifest, Rank::new(0), 60_000)),
+        ..opened
+    };
+    again.comes(&mut cluster);
+    cluster.disconnect(0, opened.conn);
+    cluster.run_for(60_000);
+    let process = cluster.processes[0].as_ref().expect("it is up");
+    assert_eq!(process.node.audit().requests, 0);
+}
+
 #[test]
 fn nobody_follows_what_somebody_else_has_opened() {
     let (mut cluster, manifest) = protected();

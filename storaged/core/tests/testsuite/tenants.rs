@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::cluster::{Cluster, Conduct, Room, SLOT, STRIPE_MS};
 use crate::testkit::{self, acquire_slot, plan_newest};
 use storaged_core::{Input, Note, TenantShare, Viewer};
-use storaged_wire::local::{DurableWish, Reply, Request, Role};
+use storaged_wire::local::{BoardKind, DurableWish, Reply, Request, Role};
 use storaged_wire::{CheckpointState, Namespace, Rank, RefusalCode, TenantName};
 
 fn tenant(name: &str) -> TenantName {
@@ -127,6 +127,36 @@ fn a_job_that_has_saved_keeps_its_tenant_from_no_new_one() {
     cluster.end_job();
     cluster.run_for(1_000);
     assert_eq!(opened(&mut cluster, "blue", 3), 1);
+}
+
+/// As if nothing were to be said of memory that costs a byte.
+#[test]
+fn a_job_that_has_no_more_than_a_board_has_saved_nothing() {
+    let share = TenantShare {
+        new_jobs: Some(1),
+        ..TenantShare::default()
+    };
+    let room = Room {
+        shares: BTreeMap::from([(Some(tenant("blue")), share)]),
+        ..Room::default()
+    };
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room);
+    cluster.end_job();
+    let mut known = 0;
+    for number in 0..4 {
+        cluster.ask_of(&format!("blue~board{number}"));
+        let conn = cluster.connect(0, Role::Reader);
+        let board = Request::Board {
+            rank: Rank::new(0),
+            kind: BoardKind::Steps,
+            bytes: 1,
+        };
+        cluster.ask(0, conn, board);
+        let reply = cluster.ask(0, conn, Request::OpenRun { timeout_ms: 10_000 });
+        known += usize::from(matches!(reply, Reply::RunOpened { .. }));
+        cluster.disconnect(0, conn);
+    }
+    assert_eq!(known, 1);
 }
 
 #[test]

@@ -198,7 +198,7 @@ impl Context {
     /// Jobs that came up lately, that nobody here uses, and of which nothing is here: one that has saved, and that launchers or readers ask
     /// for, is not new.
     pub(crate) fn new_jobs(&self) -> impl Iterator<Item = &Namespace> {
-        let holding = self.namespaces_holding();
+        let holding = self.jobs_with_checkpoints();
         let names = self.namespaces.keys();
         names.filter(move |name| {
             self.idle_ms(name) < limits::EMPTY_JOB_MIN_MS
