@@ -86,7 +86,8 @@ impl Runs {
         if cx.owner_of(namespace).is_some() || planted!("names_without_end") {
             return Ok(());
         }
-        let of_tenant = |name: &Namespace| name.tenant() == namespace.tenant();
+        // The job itself may have been asked for before its first run, as for a board.
+        let of_tenant = |name: &Namespace| name.tenant() == namespace.tenant() && name != namespace;
         let proposed = self.proposals.values().map(|it| &it.namespace);
         let proposed = proposed.filter(|name| of_tenant(name) && cx.owner_of(name).is_none());
         let new = cx
