@@ -35,6 +35,7 @@ impl Restores {
             manifest: opening.manifest.name(),
             rank: opening.rank,
             ranges: opening.ranges.clone(),
+            all_by_ranges: opening.all_by_ranges,
             deadline: opening.deadline,
             without: None,
             withheld: Default::default(),

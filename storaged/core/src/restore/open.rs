@@ -130,6 +130,7 @@ impl Restores {
                 rank: wish.rank,
                 deadline: wish.deadline,
                 ranges: wish.ranges,
+                all_by_ranges: wish.all_by_ranges,
                 survey,
                 excluded,
                 faults,
@@ -413,7 +414,7 @@ impl Restores {
         opening.open = true;
         opening.deadline = Now(u64::MAX);
         let (id, rung, chunk) = (opening.id, opening.rung, manifest.chunk);
-        let whole = opening.ranges.is_empty();
+        let stays = opening.stays();
         let is_released = opening.is_released;
         let name = opening.manifest.name();
         opening.note_opened(cx);
@@ -428,7 +429,7 @@ impl Restores {
         };
         let descriptor = Some(slot);
         cx.answer(id, Answer { reply, descriptor });
-        if whole && entry.node == *cx.me() {
+        if stays && entry.node == *cx.me() {
             let restored = Restored {
                 rank: entry.rank,
                 slot,

@@ -28,6 +28,8 @@ pub(crate) struct OpenRequest {
     pub manifest: Digest,
     pub rank: Rank,
     pub ranges: Vec<Range<u64>>,
+    /// The ranges that were named are all of it.
+    pub all_by_ranges: bool,
     pub deadline: Now,
     /// The rung that gave the reader wrong bytes.
     pub without: Option<Rung>,
@@ -55,6 +57,7 @@ impl OpenRequest {
             ranges: ranges
                 .map(|r| r.offset..r.offset.saturating_add(r.length))
                 .collect(),
+            all_by_ranges: false,
             deadline,
             without,
             withheld: BTreeSet::new(),
@@ -97,6 +100,7 @@ impl OpenRequest {
             _ => end,
         });
         if covered >= length && !planted!("ranges_are_never_a_whole_shard") {
+            self.all_by_ranges |= !self.ranges.is_empty();
             self.ranges.clear();
         }
     }
@@ -168,6 +172,7 @@ pub(crate) struct ShardOpen {
     pub rank: Rank,
     pub deadline: Now,
     pub(super) ranges: Vec<Range<u64>>,
+    pub(super) all_by_ranges: bool,
     pub(super) survey: ClusterView,
     pub(super) excluded: BTreeSet<NodeName>,
     pub(super) faults: Vec<SourceFault>,
@@ -197,6 +202,13 @@ impl ShardOpen {
     /// Whether the reader has the shard.
     pub fn is_open(&self) -> bool {
         self.open
+    }
+
+    /// Whether the shard is its node's own from now on. What a reader named by ranges and the durable tier brought is its reader's alone: nothing
+    /// in RAM lacks it, and who reads one shard after the other need not have room for all.
+    pub(super) fn stays(&self) -> bool {
+        let is_for_reader = self.all_by_ranges && self.rung == Rung::Durable;
+        self.ranges.is_empty() && !is_for_reader
     }
 
     /// Whether its reader has found what this node holds to be wrong.
