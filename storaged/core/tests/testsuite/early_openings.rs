@@ -271,11 +271,19 @@ fn what_its_reader_has_given_up_stays_where_it_is_the_nodes_own_and_goes_elsewhe
         manifest,
         rank: 0,
     };
+    let used = cluster.ledger(0).used;
     opened.comes(&mut cluster);
     opened.close(&mut cluster);
     cluster.disconnect(0, conn);
+    cluster.run_for(100);
+    assert!(cluster.ledger(0).used > used, "it goes on coming");
     cluster.run_for(10_000);
     assert_eq!(cluster.held(0), [(1, Some(2))]);
+    assert_eq!(
+        cluster.ledger(0).used,
+        used,
+        "it took the place of the wrong one"
+    );
     let reader = cluster.connect(0, Role::Reader);
     let reply = cluster.ask(0, reader, open_shard(manifest, Rank::new(0), 10_000));
     assert!(matches!(reply, Reply::ShardOpened { .. }), "{reply:?}");
