@@ -93,18 +93,14 @@ impl Restores {
     /// A reader gives up a shard that came, and that all are asked for once more: it is not brought here for nobody.
     pub(super) fn leave_surveyed(&mut self, conn: ConnId, of: OpenedEarly, cx: &mut Context) {
         self.plans.retain(|_, plan| {
-            let is_it = match &plan.then {
-                SurveyPurpose::Open(wish) => {
-                    let (manifest, rank) = (wish.manifest, wish.rank);
-                    plan.id.conn == conn && of == OpenedEarly { manifest, rank }
-                }
-                _ => false,
+            let SurveyPurpose::Open(wish) = &plan.then else {
+                return true;
             };
+            let (manifest, rank) = (wish.manifest, wish.rank);
+            let is_it = plan.id.conn == conn && of == OpenedEarly { manifest, rank };
             let leaves = is_it && cx.early.is_told(plan.id);
             if leaves {
-                if let SurveyPurpose::Open(wish) = &plan.then {
-                    cx.note_opening(wish);
-                }
+                cx.note_opening(wish);
                 cx.early.forget(plan.id);
             }
             !leaves
@@ -131,9 +127,7 @@ impl Restores {
             }
         }
     }
-}
 
-impl Restores {
     /// A session fills memory with this shard, or somebody has begun to wait for it: those who take it early are told where it comes.
     pub(crate) fn shard_comes(
         &mut self,

@@ -62,6 +62,21 @@ fn another_tenants_job_is_not_reached_by_its_name() {
     assert!(matches!(reply, Reply::Refused(_)), "{reply:?}");
 }
 
+/// A cluster without jobs, in which a tenant opens so many new ones at most.
+fn blue_with_new_jobs(most: usize) -> Cluster {
+    let share = TenantShare {
+        new_jobs: Some(most),
+        ..TenantShare::default()
+    };
+    let room = Room {
+        shares: BTreeMap::from([(Some(tenant("blue")), share)]),
+        ..Room::default()
+    };
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room);
+    cluster.end_job();
+    cluster
+}
+
 /// How many of so many jobs a tenant can open a run of, one after the other.
 fn opened(cluster: &mut Cluster, tenant: &str, jobs: usize) -> usize {
     let mut open = |which: &usize| {
@@ -90,16 +105,7 @@ fn a_tenant_opens_only_so_many_jobs_that_save_nothing() {
 
 #[test]
 fn an_operator_says_how_many_new_jobs_a_tenant_opens() {
-    let share = TenantShare {
-        new_jobs: Some(2),
-        ..TenantShare::default()
-    };
-    let room = Room {
-        shares: BTreeMap::from([(Some(tenant("blue")), share)]),
-        ..Room::default()
-    };
-    let mut cluster = Cluster::start_with(4, 2, 10, None, room);
-    cluster.end_job();
+    let mut cluster = blue_with_new_jobs(2);
     assert_eq!(opened(&mut cluster, "blue", 5), 2);
     assert_eq!(opened(&mut cluster, "red", 5), 5);
     // Who saves is not counted.
@@ -112,16 +118,7 @@ fn an_operator_says_how_many_new_jobs_a_tenant_opens() {
 /// One that has saved is none of those that have saved nothing, also once its trainers have gone and while somebody asks for plans of it.
 #[test]
 fn a_job_that_has_saved_keeps_its_tenant_from_no_new_one() {
-    let share = TenantShare {
-        new_jobs: Some(1),
-        ..TenantShare::default()
-    };
-    let room = Room {
-        shares: BTreeMap::from([(Some(tenant("blue")), share)]),
-        ..Room::default()
-    };
-    let mut cluster = Cluster::start_with(4, 2, 10, None, room);
-    cluster.end_job();
+    let mut cluster = blue_with_new_jobs(1);
     cluster.begin_job("blue~llama");
     cluster.save_and_wait(DurableWish::Never);
     cluster.end_job();
@@ -132,16 +129,7 @@ fn a_job_that_has_saved_keeps_its_tenant_from_no_new_one() {
 /// As if nothing were to be said of memory that costs a byte.
 #[test]
 fn a_job_that_has_no_more_than_a_board_has_saved_nothing() {
-    let share = TenantShare {
-        new_jobs: Some(1),
-        ..TenantShare::default()
-    };
-    let room = Room {
-        shares: BTreeMap::from([(Some(tenant("blue")), share)]),
-        ..Room::default()
-    };
-    let mut cluster = Cluster::start_with(4, 2, 10, None, room);
-    cluster.end_job();
+    let mut cluster = blue_with_new_jobs(1);
     let mut known = 0;
     for number in 0..4 {
         cluster.ask_of(&format!("blue~board{number}"));
