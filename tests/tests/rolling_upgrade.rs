@@ -65,11 +65,17 @@ fn nodes_that_move_to_other_addresses_under_a_job_that_saves_keep_their_places_a
     (0..NODES).try_for_each(|node| system.cluster.start(node))?;
     (0..NODES).try_for_each(|node| system.cluster.wait_for_peers(node, NODES - 1))?;
     let mut job = SavingJob::start((*system).clone(), 2)?;
+    let mut seen = 0;
     // The one that codes, and both that train.
     for node in [2, 0, 1] {
         let place = format!("n{node}");
         let asked = (node + 1) % NODES;
-        let (listed, epoch) = address_of(&system, asked, &place)?;
+        // Each node hears of an epoch in its own time: what another said of the last move, this one may not know yet.
+        let (listed, epoch) = wait("the epoch of the last move", || {
+            let (listed, epoch) = address_of(&system, asked, &place)?;
+            ensure!(epoch >= seen, "epoch {epoch}, another node said {seen}");
+            Ok((listed, epoch))
+        })?;
         let (before, after) = moves(&system, node)?;
         ensure!(listed == before, "{listed} and not {before}");
         let moved = upgrade(&system, &job, node)?;
@@ -83,6 +89,7 @@ fn nodes_that_move_to_other_addresses_under_a_job_that_saves_keep_their_places_a
             Ok(now)
         })?;
         ensure!(now == epoch + 1, "epoch {now} after {epoch}");
+        seen = now;
     }
     let newest = job.stop()?;
     ensure!(newest >= job.safe(), "{newest}");
