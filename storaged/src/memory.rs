@@ -66,10 +66,19 @@ struct ParitySet {
     blocks: Vec<Option<Arc<ParityBlock>>>,
 }
 
+/// Whose readers may have a slot mapped, and the decisions know nothing of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum MadeBy {
+    ThisDaemon,
+    /// Whoever read while it ended goes on copying, without a connection.
+    EarlierOne,
+}
+
 /// A slot, and what was put into it.
 #[derive(Debug, Clone)]
 struct HeldSlot {
     slot: Arc<Slot>,
+    made_by: MadeBy,
     notes: Arc<SlotNotes>,
 }
 
@@ -130,13 +139,14 @@ impl Memory {
             self.handover.let_go(KeptName::Slot(id));
         }
         self.handover.hand(KeptName::Slot(id), slot.as_fd());
-        self.hold(id, slot);
+        self.hold(id, slot, MadeBy::ThisDaemon);
         Ok(())
     }
 
-    fn hold(&self, id: SlotId, slot: Slot) {
+    fn hold(&self, id: SlotId, slot: Slot, made_by: MadeBy) {
         let held = HeldSlot {
             slot: Arc::new(slot),
+            made_by,
             notes: Arc::new(SlotNotes::new(&self.note_room)),
         };
         locked(&self.slots).insert(id, held);
@@ -146,11 +156,15 @@ impl Memory {
         locked(&self.slots).get(&id).cloned()
     }
 
-    /// Lets go of a slot; its memory is free once this is dropped and no trainer maps it.
+    /// Lets go of a slot; its memory is free once this is dropped. A process that keeps its descriptor would have memory that is in no budget, as
+    /// often as it likes; only a slot of an earlier daemon stays until the last process lets go, and there are no more of those than there were.
     pub fn take_slot(&self, id: SlotId) -> Option<Arc<Slot>> {
         let held = locked(&self.slots).remove(&id)?;
         self.handover.let_go(KeptName::Slot(id));
         held.notes.forget();
+        if held.made_by == MadeBy::ThisDaemon {
+            held.slot.give_back_when_dropped();
+        }
         Some(held.slot)
     }
 

@@ -161,6 +161,10 @@ metrics! {
         "Places of the roster that no node fills";
     membership_cordoned: Gauge, "membership_cordoned",
         "Nodes that the roster says are cordoned";
+    membership_fault: Gauge, "membership_fault",
+        "1 while the registry cannot be followed: jobs go on, and nobody who is lost is replaced";
+    membership_fault_seconds: Gauge<f64, AtomicU64>, "membership_fault_seconds",
+        "For how long that has been so; 0 while the registry is followed, or where there is none";
     place_trunks: Gauge, "place_trunks",
         "Connections for data alone beside the links to peers, both ways";
     place_connections: Gauge, "place_connections",
@@ -318,6 +322,13 @@ impl Metrics {
         self.membership_vacant.set(gauge(vacant as u64));
         let cordoned = roster.cordoned.len();
         self.membership_cordoned.set(gauge(cordoned as u64));
+    }
+
+    /// For how long the registry has not been followed; none while it is, or where there is none.
+    pub fn observe_registry(&self, fault: Option<Duration>) {
+        self.membership_fault.set(i64::from(fault.is_some()));
+        let age = fault.unwrap_or_default();
+        self.membership_fault_seconds.set(age.as_secs_f64());
     }
 
     /// So many connections there are now.

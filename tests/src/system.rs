@@ -79,6 +79,22 @@ pub fn wait<T>(what: &str, mut look: impl FnMut() -> Result<T>) -> Result<T> {
     }
 }
 
+/// Memory that a process holds and that was made under this name, as files of the kernel's.
+///
+/// # Errors
+/// If there is no such process.
+pub fn memory_of(process: u32, name: &str) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(format!("/proc/{process}/fd"))? {
+        let path = entry?.path();
+        let target = std::fs::read_link(&path).unwrap_or_default();
+        if target.to_string_lossy().contains(name) {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
 /// Lets another process write a file that is to be executed. Were it written here, a child that another test starts at that moment would
 /// have it open for writing too until it has become another program, and until then it cannot be executed: "Text file busy".
 ///

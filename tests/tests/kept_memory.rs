@@ -1,5 +1,7 @@
 //! RAM that outlives its daemon, with real processes: daemons below keepers are killed and upgraded, and what they held is there.
 
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -7,7 +9,7 @@ use rustix::process::Signal;
 use storaged_sdk::wire::local::{DurableWish, Rung};
 use storaged_sdk::wire::{CheckpointState, Rank, RunId, Step};
 use storaged_sdk::{ClientError, Trainer};
-use storaged_tests::system::{System, save_protected, shards, wait};
+use storaged_tests::system::{System, memory_of, save_protected, shards, wait};
 
 const ENCODED: &str = "storaged_encode_session_bytes_total";
 
@@ -239,4 +241,74 @@ fn killed_at_any_moment_of_a_save_it_loses_nothing_that_was_protected() -> Resul
     }
     ensure!(safe > 8, "most saves come through, the last one was {safe}");
     bears_again(&system)
+}
+
+/// Where a journal of kept memory says of which layout it is (`storaged/src/keep/journal.rs`).
+const LAYOUT_AT: u64 = 8;
+/// A layout that no release has.
+const UNKNOWN: [u8; 4] = 7_000_u32.to_le_bytes();
+
+/// The journal that a node's keeper holds.
+fn kept_journal(system: &System, node: usize) -> Result<File> {
+    let keeper = system.cluster.pid(node)?;
+    // For a moment after a start it may hold that of the daemon before too.
+    let path = wait("one journal", || {
+        let mut all = memory_of(keeper, "storaged-journal")?;
+        ensure!(all.len() == 1, "{all:?}");
+        all.pop().context("a journal")
+    })?;
+    Ok(File::options().read(true).write(true).open(path)?)
+}
+
+/// Makes what a node's keeper holds another release's, and kills the daemon: waits until the next ones have refused it twice. The process
+/// that was killed.
+fn refused_twice(system: &System, journal: &File) -> Result<u32> {
+    let refusals = || -> Result<usize> {
+        let log = fs::read_to_string(system.cluster.log(0))?;
+        Ok(log.matches("is of layout 7000, and this release").count())
+    };
+    let before = refusals()?;
+    journal.write_all_at(&UNKNOWN, LAYOUT_AT)?;
+    let killed = system.tell_daemon(0, Signal::KILL)?;
+    wait("two refusals", || {
+        let more = refusals()? - before;
+        ensure!(more >= 2, "{more}: {}", system.cluster.log_end(0, 20));
+        Ok(())
+    })?;
+    ensure!(
+        system.cluster.status(0).is_err(),
+        "a daemon answers without the memory that it has"
+    );
+    let slots = memory_of(system.cluster.pid(0)?, "storaged-slot")?;
+    ensure!(!slots.is_empty(), "the keeper has let go of the memory");
+    Ok(killed)
+}
+
+/// A daemon was put back to an older release, which does not know how the memory is laid out: it touches nothing. The release that wrote it finds
+/// all of it; who has no use for that stops the keeper, and the next daemon begins with nothing.
+#[test]
+fn memory_of_an_unknown_layout_stays_until_its_keeper_is_stopped() -> Result<()> {
+    let mut system = System::start_kept(1, None, "")?;
+    let run = system.reader(0)?.open_run(20_000)?;
+    let mut trainers = vec![system.trainer(0, run, 0, 1)?];
+    system.save(&mut trainers, 10, &shards(1, 10), DurableWish::Never)?;
+    system.wait(0, run, 10, CheckpointState::Committed)?;
+    drop(trainers);
+    let journal = kept_journal(&system, 0)?;
+    let mut own = [0; 4];
+    journal.read_exact_at(&mut own, LAYOUT_AT)?;
+    let killed = refused_twice(&system, &journal)?;
+    journal.write_all_at(&own, LAYOUT_AT)?;
+    system.back_after(0, killed)?;
+    let rungs = system.restore(&[0], 10, &shards(1, 10))?;
+    ensure!(rungs == [Rung::OwnRam], "{rungs:?}");
+    refused_twice(&system, &kept_journal(&system, 0)?)?;
+    system.cluster.stop(0)?;
+    system.cluster.start(0)?;
+    system.cluster.wait_for_peers(0, 0)?;
+    let used: u64 = system.cluster.metric(0, "storaged_memory_used_bytes")?;
+    ensure!(used == 0, "{used} bytes of memory that was dropped");
+    let plan = system.reader(0)?.plan(None, 5_000);
+    ensure!(matches!(plan, Err(ClientError::Refused(_))), "{plan:?}");
+    Ok(())
 }

@@ -430,8 +430,12 @@ fn without_its_registry_a_cluster_goes_on_and_replaces_nobody() -> Result<()> {
         let page = system.cluster.page(0, "/status")?;
         let status: Value = serde_json::from_str(&page.body)?;
         ensure!(status["membership_fault"].is_string(), "{}", page.body);
+        let (_, said) = storaged(&system, 0, &["status"])?;
+        ensure!(said.contains("\nregistry not followed for "), "{said}");
         Ok(())
     })?;
+    let fault = || system.cluster.metric::<u64>(0, "storaged_membership_fault");
+    ensure!(fault()? == 1);
     is_spare(&system, 3).or_else(|_| {
         let page = system.cluster.page(3, "/readyz")?;
         ensure!(page.code == 503, "{}", page.body);
@@ -440,7 +444,9 @@ fn without_its_registry_a_cluster_goes_on_and_replaces_nobody() -> Result<()> {
     std::fs::rename(&away, &registry)?;
     wait("the spare", || is_filled_by(&system, 0, "n2", "n3"))?;
     linked(&system, [0, 1, 3], 2)?;
-    wait("its blocks", || system.bears(0, 1))
+    wait("its blocks", || system.bears(0, 1))?;
+    ensure!(fault()? == 0);
+    Ok(())
 }
 
 /// Steps are in flight while the cluster grows and shrinks again, and each is protected.

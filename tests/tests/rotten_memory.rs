@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::{DurableWish, Rung};
 use storaged_sdk::wire::{CheckpointState, RunId};
-use storaged_tests::system::{System, save_protected, shards};
+use storaged_tests::system::{System, memory_of, save_protected, shards};
 
 const ROTTEN: &str = "storaged_scrub_rotten_chunks_total";
 const ENCODED: &str = "storaged_encode_session_bytes_total";
@@ -60,19 +60,6 @@ fn bears_again(system: &System) -> Result<()> {
         }
         Ok(true)
     })
-}
-
-/// Memory of a process that was made under this name.
-fn memory_of(process: u32, name: &str) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(format!("/proc/{process}/fd"))? {
-        let path = entry?.path();
-        let target = fs::read_link(&path).unwrap_or_default();
-        if target.to_string_lossy().contains(name) {
-            found.push(path);
-        }
-    }
-    Ok(found)
 }
 
 fn open(path: &PathBuf) -> Result<File> {

@@ -148,7 +148,7 @@ impl Stretch {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Encode, Decode)]
 #[cbor(index_only)]
 pub enum RateSource {
-    /// A constant: nothing of the kind was done on this node since its daemon started.
+    /// A constant, or of the durable tier what copies to it took: nothing of the kind was done on this node since its daemon started.
     #[n(0)]
     #[default]
     FirstGuess,

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use thiserror::Error;
@@ -48,25 +49,57 @@ fn os(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> SlotError {
     }
 }
 
+/// A slot's descriptor, and what happens to the memory behind it at its end.
+#[derive(Debug)]
+struct SlotFile {
+    fd: OwnedFd,
+    capacity: u64,
+    given_back: AtomicBool,
+}
+
+impl Drop for SlotFile {
+    fn drop(&mut self) {
+        if *self.given_back.get_mut() && self.capacity > 0 {
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            // No kernel refuses it to who may write; if one did, the memory would stay until the last descriptor is closed.
+            let _ = rustix::fs::fallocate(&self.fd, punch, 0, self.capacity);
+        }
+    }
+}
+
 /// A memfd of fixed size.
 #[derive(Debug)]
 pub struct Slot {
-    fd: OwnedFd,
+    file: SlotFile,
     capacity: u64,
     view: Option<ReadView>,
 }
 
 impl Slot {
     fn new(fd: OwnedFd, capacity: u64) -> Self {
-        let view = None;
-        Self { fd, capacity, view }
+        let file = SlotFile {
+            fd,
+            capacity,
+            given_back: AtomicBool::new(false),
+        };
+        Self {
+            file,
+            capacity,
+            view: None,
+        }
+    }
+
+    /// Its memory is free once this is dropped, whoever else has it mapped or keeps a descriptor: they find zeros, and what they write there is
+    /// charged to them. Without this it stays until the last of them lets go.
+    pub fn give_back_when_dropped(&self) {
+        self.file.given_back.store(true, Ordering::Relaxed);
     }
 
     /// Has it read from a mapping from now on, where this process survives that a page fails ([`crate::survive_memory_faults`]), can map
     /// it, and does not have too much mapped. For whoever reads it again and again.
     #[must_use]
     pub fn viewed(self) -> Self {
-        let view = ReadView::new(self.fd.as_fd(), self.capacity);
+        let view = ReadView::new(self.file.fd.as_fd(), self.capacity);
         Self { view, ..self }
     }
 
@@ -108,7 +141,7 @@ impl Slot {
     /// # Errors
     /// [`SlotError::Os`] if there is no descriptor left.
     pub fn try_clone(&self) -> Result<Self, SlotError> {
-        let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, 0).map_err(os("dup"))?;
+        let fd = rustix::io::fcntl_dupfd_cloexec(&self.file.fd, 0).map_err(os("dup"))?;
         let capacity = self.capacity;
         Ok(Self::new(fd, capacity))
     }
@@ -118,7 +151,7 @@ impl Slot {
     /// # Errors
     /// [`SlotError::Os`] if there is no descriptor left, or no /proc.
     pub fn read_only(&self) -> Result<OwnedFd, SlotError> {
-        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        let path = format!("/proc/self/fd/{}", self.file.fd.as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         rustix::fs::open(path, flags, Mode::empty()).map_err(os("opening a slot for reading"))
     }
@@ -129,14 +162,19 @@ impl Slot {
     /// # Errors
     /// [`SlotError::Os`] if there is no memory left.
     pub fn fill_holes(&self) -> Result<u64, SlotError> {
-        let stat = rustix::fs::fstat(&self.fd).map_err(os("fstat"))?;
-        let there = u64::try_from(stat.st_blocks).unwrap_or(0) * BLOCK_BYTES;
-        let missing = self.capacity.saturating_sub(there);
+        let missing = self.missing()?;
         if missing > 0 {
-            rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), 0, self.capacity)
+            rustix::fs::fallocate(&self.file.fd, FallocateFlags::empty(), 0, self.capacity)
                 .map_err(os("fallocate"))?;
         }
         Ok(missing)
+    }
+
+    /// Bytes that have no memory.
+    fn missing(&self) -> Result<u64, SlotError> {
+        let stat = rustix::fs::fstat(&self.file.fd).map_err(os("fstat"))?;
+        let there = u64::try_from(stat.st_blocks).unwrap_or(0) * BLOCK_BYTES;
+        Ok(self.capacity.saturating_sub(there))
     }
 
     /// Bytes.
@@ -155,7 +193,7 @@ impl Slot {
             return Ok(());
         }
         let expected = out.len();
-        let got = positioned::read_at(self.fd.as_fd(), offset, out).map_err(os("pread"))?;
+        let got = positioned::read_at(self.as_fd(), offset, out).map_err(os("pread"))?;
         if got < expected {
             return Err(SlotError::Short {
                 offset,
@@ -172,7 +210,7 @@ impl Slot {
     /// [`SlotError`] if the range is outside or the kernel refuses.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), SlotError> {
         self.check(offset, bytes.len())?;
-        positioned::write_at(self.fd.as_fd(), offset, bytes).map_err(os("pwrite"))
+        positioned::write_at(self.as_fd(), offset, bytes).map_err(os("pwrite"))
     }
 
     fn check(&self, offset: u64, length: usize) -> Result<(), SlotError> {
@@ -194,7 +232,7 @@ pub(crate) fn check_within(capacity: u64, offset: u64, length: u64) -> Result<()
 
 impl AsFd for Slot {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.file.fd.as_fd()
     }
 }
 
@@ -244,6 +282,22 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_given_back_though_another_descriptor_is_kept_if_so_told() {
+        let there = |slot: &Slot| slot.capacity() - slot.missing().unwrap();
+        for told in [false, true] {
+            let slot = Slot::create(1 << 20).unwrap().viewed();
+            let kept = slot.try_clone().unwrap();
+            slot.write_at(0, b"before").unwrap();
+            if told {
+                slot.give_back_when_dropped();
+            }
+            assert_eq!(there(&kept), 1 << 20);
+            drop(slot);
+            assert_eq!(there(&kept), if told { 0 } else { 1 << 20 });
+        }
+    }
+
+    #[test]
     fn a_view_sees_what_is_written_and_its_edges_hold() {
         crate::survive_memory_faults().unwrap();
         let slot = Slot::create(8192).unwrap().viewed();
@@ -271,7 +325,7 @@ mod tests {
             slot.read_at(from, &mut out).map(|()| out)
         };
         assert_eq!(read(4096).unwrap(), [1; 8192]);
-        rustix::fs::ftruncate(&slot.fd, 512 << 10).unwrap();
+        rustix::fs::ftruncate(&slot, 512 << 10).unwrap();
         for _ in 0..2 {
             assert!(matches!(read(520 << 10), Err(SlotError::Short { .. })));
             assert!(matches!(

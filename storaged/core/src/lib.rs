@@ -50,7 +50,7 @@ pub use api::{
     Registration, RegistryFault, Removed, RequestId, RunAuthority, RunsWithoutTier, ScrubPiece,
     ScrubTally, SessionPurpose, SessionTally, SessionWork, SetAside, SetAsideCause, Setup, Sink,
     SlotShard, Source, StripeTurn, SuccessionFault, TenantShare, TierNews, Trust, Unread,
-    UploadBase, Urgency, Viewer,
+    UploadBase, UploadTally, Urgency, Viewer,
 };
 pub use audit::{Audit, Shown};
 pub use budget::{Ledger, NoRoom};

@@ -494,7 +494,7 @@ pub const UNCOMMITTED_MAX: usize = 8;
 pub const RAM_BYTES_PER_MS: u64 = 2_000_000;
 /// First guess of the rate of a session, bytes per millisecond (500 MB/s).
 pub const SESSION_BYTES_PER_MS: u64 = 500_000;
-/// First guess of the rate of the durable tier, bytes per millisecond (100 MB/s).
+/// First guess of the rate of the durable tier, bytes per millisecond (100 MB/s): until a shard was read from it here, or copied to it.
 pub const DURABLE_BYTES_PER_MS: u64 = 100_000;
 
 const _: () = assert!(

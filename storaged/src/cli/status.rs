@@ -214,6 +214,9 @@ fn print_about_nodes(status: &Value) {
         ));
     }
     print_membership(&status["membership"]);
+    if let Some(fault) = registry_fault(status) {
+        print(&fault);
+    }
     let cordoned = status["membership"]["cordoned"].as_array();
     for node in cordoned.into_iter().flatten() {
         print(&format!("cordoned: {}", node.as_str().unwrap_or_default()));
@@ -235,6 +238,15 @@ fn print_membership(roster: &Value) {
         text(roster, "change"),
         roster["regrouped"]
     ));
+}
+
+/// Why the registry is not followed; none while it is. It keeps a node ready, so nothing else says it.
+fn registry_fault(status: &Value) -> Option<String> {
+    let fault = status["membership_fault"].as_str()?;
+    let seconds = status["membership_fault_seconds"].as_u64().unwrap_or(0);
+    Some(format!(
+        "registry not followed for {seconds} s: {fault}; jobs go on, nobody who is lost is replaced"
+    ))
 }
 
 /// A node that has no place in its cluster yet.
@@ -273,6 +285,17 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_registry_that_is_not_followed_is_said_in_one_line() {
+        let away = json!({"membership_fault": "expected a directory, got none", "membership_fault_seconds": 12});
+        let expected = "registry not followed for 12 s: expected a directory, got none; jobs go on, nobody who is lost is replaced";
+        assert_eq!(registry_fault(&away).as_deref(), Some(expected));
+        let there = json!({"membership_fault": null, "membership_fault_seconds": null});
+        assert_eq!(registry_fault(&there), None);
+        // A node without a registry, or of an earlier release.
+        assert_eq!(registry_fault(&json!({})), None);
+    }
 
     #[test]
     fn a_rollout_waits_for_no_node_that_is_out_of_use_on_purpose() {

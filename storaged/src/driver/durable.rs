@@ -60,7 +60,7 @@ impl Daemon {
             if let Ok(copied) = &copied {
                 say_copied(manifest.manifest(), rank, copied);
             }
-            let outcome = copied.map(|_| ());
+            let outcome = copied.map(|copied| copied.tally());
             Input::Uploaded {
                 manifest: manifest.name(),
                 rank,

@@ -114,7 +114,8 @@ impl Daemon {
                     Some(fault) => tracing::warn!(fault, "the roster is not followed"),
                     None => tracing::info!("the roster is followed again"),
                 }
-                self.links.registry_fault = fault;
+                self.links.note_registry(fault);
+                self.show();
                 MembersNews::Taken(None)
             }
             Change::PlaceTaken(roster) => {
@@ -136,9 +137,11 @@ impl Daemon {
                 error = chain(&error),
                 "the old members stay"
             );
-            self.links.registry_fault = Some(chain(&error));
+            self.links.note_registry(Some(chain(&error)));
             return None;
         }
+        // An earlier one may have been refused, of which whoever follows knows nothing.
+        self.links.note_registry(None);
         let input = self.reload_peers(&taken, passed);
         if let Some(members) = &mut self.members {
             members.roster = roster;

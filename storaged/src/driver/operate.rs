@@ -183,6 +183,7 @@ impl Daemon {
             metrics.observe_passed_on(trickle.passed_on());
         }
         metrics.observe_refused(self.links.refused.len());
+        metrics.observe_registry(self.links.registry_fault_age());
         metrics.observe_in_flight(
             self.executor.stripes_in_flight(),
             self.executor.blocks_in_flight(),

@@ -1,9 +1,11 @@
 //! Whether this node is ready, and if not why: what `/readyz`, `storaged status` and the page say.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use storaged_wire::NodeName;
+use tokio::time::Instant;
 
 /// What the driver knows of the links and of its own certificate.
 #[derive(Debug, Default)]
@@ -28,6 +30,8 @@ pub(super) struct LinkFacts {
     pub membership: Option<Value>,
     /// Why it cannot be followed: jobs go on, and nobody who is lost is replaced.
     pub registry_fault: Option<String>,
+    /// Since when, whatever else the reason was before.
+    pub registry_fault_since: Option<Instant>,
 }
 
 /// Whether peers that are not up have had time to be.
@@ -38,6 +42,18 @@ pub(super) enum AbsentPeers {
 }
 
 impl LinkFacts {
+    /// The registry is followed, or why it is not.
+    pub fn note_registry(&mut self, fault: Option<String>) {
+        let since = self.registry_fault_since.unwrap_or_else(Instant::now);
+        self.registry_fault_since = fault.is_some().then_some(since);
+        self.registry_fault = fault;
+    }
+
+    /// For how long the registry has not been followed; none while it is.
+    pub fn registry_fault_age(&self) -> Option<Duration> {
+        self.registry_fault_since.map(|since| since.elapsed())
+    }
+
     /// Why the node is not ready; empty if it is.
     pub fn reasons(&self, absent: AbsentPeers) -> Vec<String> {
         let mut reasons = Vec::new();
@@ -77,7 +93,7 @@ impl LinkFacts {
         };
         let refused = listed(&self.refused);
         let fields = format!(
-            r#""ready":{},"not_ready":{},"refused":{},"differing":{},"link_versions":{},"certificate_expires":{},"membership":{},"membership_fault":{}"#,
+            r#""ready":{},"not_ready":{},"refused":{},"differing":{},"link_versions":{},"certificate_expires":{},"membership":{},"membership_fault":{},"membership_fault_seconds":{}"#,
             reasons.is_empty(),
             json!(reasons),
             Value::Array(refused),
@@ -91,6 +107,7 @@ impl LinkFacts {
             json!(self.expires),
             json!(self.membership),
             json!(self.registry_fault),
+            json!(self.registry_fault_age().map(|age| age.as_secs())),
         );
         let own = if settled {
             r#""ready":true"#
@@ -122,6 +139,28 @@ mod tests {
             .refused
             .insert(name("n2"), "coding.m is 1 here and 2 there".into());
         assert_eq!(facts.reasons(AbsentPeers::GivenUp).len(), 1);
+    }
+
+    /// The reasons of one fault may change: it is as old as the first of them.
+    #[tokio::test(start_paused = true)]
+    async fn a_registry_that_is_not_followed_is_said_with_its_age_until_it_is() {
+        let mut facts = LinkFacts::default();
+        let shown = |facts: &LinkFacts| {
+            let (text, _) = facts.complete(r#"{"ready":true}"#);
+            let status: Value = serde_json::from_str(&text).unwrap();
+            let told = ["membership_fault", "membership_fault_seconds"];
+            told.map(|key| status[key].clone())
+        };
+        assert_eq!(shown(&facts), [Value::Null, Value::Null]);
+        for reason in ["no answer", "no such place"] {
+            facts.note_registry(Some(reason.into()));
+            tokio::time::advance(Duration::from_secs(7)).await;
+        }
+        assert_eq!(shown(&facts), [json!("no such place"), json!(14)]);
+        facts.note_registry(None);
+        assert_eq!(shown(&facts), [Value::Null, Value::Null]);
+        facts.note_registry(Some("no answer".into()));
+        assert_eq!(shown(&facts), [json!("no answer"), json!(0)]);
     }
 
     #[test]

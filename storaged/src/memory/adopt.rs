@@ -15,7 +15,7 @@ use storaged_core::ParityId;
 use storaged_wire::SlotId;
 use thiserror::Error;
 
-use super::{Memory, ParitySet, locked};
+use super::{MadeBy, Memory, ParitySet, locked};
 use crate::keep::{CellName, KeptName, ParityRow, ParityTable};
 use crate::parity_memory::{HeldCell, ParityBlock};
 
@@ -165,7 +165,7 @@ impl Memory {
         let slot = slot.ok_or(AdoptError::NoSlot(id))?;
         let capacity = slot.capacity();
         let slot = slot.viewed();
-        self.hold(id, slot);
+        self.hold(id, slot, MadeBy::EarlierOne);
         Ok(capacity)
     }
 

@@ -80,6 +80,21 @@ fn what_is_not_known_of_a_link_any_more_is_not_exposed() {
 }
 
 #[test]
+fn a_registry_that_is_away_is_a_fault_with_an_age_until_it_is_back() {
+    let metrics = Metrics::new();
+    let says = |lines: [&str; 2]| {
+        let text = metrics.text();
+        let has = |line: &&str| text.contains(&format!("\nstoraged_membership_{line}\n"));
+        assert!(lines.iter().all(has), "{lines:?} in {text}");
+    };
+    says(["fault 0", "fault_seconds 0.0"]);
+    metrics.observe_registry(Some(Duration::from_millis(1_500)));
+    says(["fault 1", "fault_seconds 1.5"]);
+    metrics.observe_registry(None);
+    says(["fault 0", "fault_seconds 0.0"]);
+}
+
+#[test]
 fn the_operators_page_has_every_metric() {
     let page = include_str!("../../../docs/operate/metrics.md");
     let text = Metrics::new().text();

@@ -30,13 +30,14 @@ mod torch_metadata;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use chain::{Chain, Form, NotRead};
 use fault::{damaged, local};
 use futures::{StreamExt, TryStreamExt};
 use storaged_codec::{ChunkSize, Digest, Unchecked, root_digest};
-use storaged_core::{DurableFault, Leftovers, SlotShard, Trust, UploadBase};
+use storaged_core::{DurableFault, Leftovers, SlotShard, Trust, UploadBase, UploadTally};
 use storaged_wire::{Manifest, ManifestBytes, Namespace, Rank, RunId, SlotId, Step};
 
 use crate::memory::{Memory, ShardSize, Stay};
@@ -86,8 +87,28 @@ pub struct Copied {
     pub bytes: u64,
     /// Bytes of the object that holds it.
     pub stored: u64,
+    /// How long it was on its way, where that says how fast the tier is: all of the shard went as it is, and no rate held it back.
+    pub took: Option<Duration>,
     /// Details, if it was written as an increment.
     pub increment: Option<IncrementReport>,
+}
+
+impl Copied {
+    /// For the first guess of what reads take.
+    pub fn tally(&self) -> UploadTally {
+        let told = self.took.map(|took| UploadTally {
+            bytes: self.bytes,
+            elapsed_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+        });
+        told.unwrap_or_default()
+    }
+}
+
+/// A full copy.
+#[derive(Debug, Clone, Copy)]
+struct FullCopy {
+    stored: u64,
+    took: Option<Duration>,
 }
 
 /// How shards are stored.
@@ -263,7 +284,7 @@ impl Trickle {
         leftovers: Leftovers,
     ) -> Result<Copied, DurableFault> {
         let record = manifest.manifest();
-        let mut increment = None;
+        let (mut increment, mut took) = (None, None);
         let stored = match self.found(manifest, rank, shard, leftovers).await? {
             Some(length) => length,
             None => {
@@ -272,7 +293,11 @@ impl Trickle {
                 }
                 let stored = match &increment {
                     Some(increment) => increment.bytes,
-                    None => self.upload_alone(record, rank, shard, leftovers).await?,
+                    None => {
+                        let copy = self.upload_alone(record, rank, shard, leftovers).await?;
+                        took = copy.took.filter(|_| !self.is_held_back(&record.namespace));
+                        copy.stored
+                    }
                 };
                 self.sent.note(manifest.name(), rank, stored);
                 stored
@@ -283,8 +308,14 @@ impl Trickle {
         Ok(Copied {
             bytes: shard.length,
             stored,
+            took,
             increment,
         })
+    }
+
+    /// Whether a rate may hold copies of a job back: how long they take says nothing of reads then, which have none.
+    fn is_held_back(&self, job: &Namespace) -> bool {
+        self.limits.rate.is_some() || self.shares.of(job).has_rate()
     }
 
     async fn upload_alone(
@@ -293,13 +324,19 @@ impl Trickle {
         rank: Rank,
         shard: &SlotShard,
         leftovers: Leftovers,
-    ) -> Result<u64, DurableFault> {
+    ) -> Result<FullCopy, DurableFault> {
         match self.limits.packing {
-            Packing::Zstd => self.upload_packed(manifest, rank, shard, leftovers).await,
+            Packing::Zstd => {
+                let packed = self.upload_packed(manifest, rank, shard, leftovers);
+                let stored = packed.await?;
+                // Packing takes most of it.
+                Ok(FullCopy { stored, took: None })
+            }
             Packing::None => {
                 let key = object(manifest, &shard_object(rank))?;
-                self.upload_parts(&key, manifest, shard, leftovers).await?;
-                Ok(shard.length)
+                let took = self.upload_parts(&key, manifest, shard, leftovers).await?;
+                let stored = shard.length;
+                Ok(FullCopy { stored, took })
             }
         }
     }

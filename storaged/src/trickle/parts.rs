@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::stream::BoxStream;
@@ -86,17 +87,17 @@ pub(super) struct MadePart {
 }
 
 impl Trickle {
-    /// Copies a shard as it is.
+    /// Copies a shard as it is. How long its parts were on their way; none if some were there already.
     pub(super) async fn upload_parts(
         &self,
         key: &ObjectKey,
         manifest: &Manifest,
         shard: &SlotShard,
         leftovers: Leftovers,
-    ) -> Result<(), DurableFault> {
+    ) -> Result<Option<Duration>, DurableFault> {
         if shard.length == 0 {
-            let put = self.store.put_new(key, Bytes::new()).await;
-            return put.map_err(DurableFault::from);
+            self.store.put_new(key, Bytes::new()).await?;
+            return Ok(None);
         }
         let size = ObjectSize::of_shard(manifest, shard.length);
         let upload = self.begin_or_go_on(key, size, leftovers);
@@ -108,12 +109,15 @@ impl Trickle {
             .map(|number| self.put_range(&upload, number, manifest, shard))
             .buffer_unordered(self.parts_at_once(&upload));
         let put: Vec<PutPart> = put.try_collect().await?;
+        let took = began.elapsed();
         let sent = put.iter().filter_map(|part| part.sent.as_ref());
         let bytes: u64 = sent.map(|state| state.length).sum();
         if bytes > 0 {
-            self.rate.note(bytes, began.elapsed().as_secs_f64());
+            self.rate.note(bytes, took.as_secs_f64());
         }
-        self.complete(upload, put, shard.length).await
+        let all_went = put.iter().all(|part| part.sent.is_some());
+        self.complete(upload, put, shard.length).await?;
+        Ok(all_went.then_some(took))
     }
 
     /// Sends parts as they are made, so many beside one another.

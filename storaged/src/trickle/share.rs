@@ -109,6 +109,11 @@ impl UploadShares {
 }
 
 impl TenantUploads {
+    /// Whether it has one of its own.
+    pub fn has_rate(&self) -> bool {
+        self.rate.is_some()
+    }
+
     async fn pay(&self, bytes: u64) -> Result<(), DurableFault> {
         let Some(rate) = self.rate.as_ref().filter(|_| bytes > 0) else {
             return Ok(());

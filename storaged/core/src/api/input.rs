@@ -14,7 +14,7 @@ use storaged_wire::{
 use super::{
     ClaimFault, ClaimedRun, ConnId, CurationFault, DigestTally, DurableFault, DurableListing,
     FoundSuccessions, Prepared, QueryId, Registration, RegistryFault, Removed, RequestId,
-    ScrubTally, SessionTally, SuccessionFault, Unread, Viewer,
+    ScrubTally, SessionTally, SuccessionFault, Unread, UploadTally, Viewer,
 };
 
 /// The nodes of an epoch.
@@ -101,7 +101,7 @@ pub enum Input {
     Uploaded {
         manifest: Digest,
         rank: Rank,
-        outcome: Result<(), DurableFault>,
+        outcome: Result<UploadTally, DurableFault>,
     },
     /// `Output::Publish` ended.
     Published {

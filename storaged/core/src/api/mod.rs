@@ -35,5 +35,5 @@ pub use setup::{
 pub use viewer::Viewer;
 pub use work::{
     CheckPart, DigestTally, ExpectedShard, Leftovers, ScrubPiece, ScrubTally, SessionPurpose,
-    SessionTally, SessionWork, Sink, SlotShard, Source, StripeTurn, Unread, Urgency,
+    SessionTally, SessionWork, Sink, SlotShard, Source, StripeTurn, Unread, UploadTally, Urgency,
 };

@@ -167,6 +167,16 @@ pub struct SessionTally {
     pub links: Vec<LinkTally>,
 }
 
+/// What a copy to the durable tier moved, for the first guess of how fast it is read; nothing where that says little of it: an increment, one
+/// of which a part was there already, one that a rate held back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct UploadTally {
+    /// Bytes of the shard.
+    pub bytes: u64,
+    /// Milliseconds.
+    pub elapsed_ms: u64,
+}
+
 /// What reading a shard for its digests took, for the measured rates; nothing where it was not measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DigestTally {

@@ -35,7 +35,7 @@ impl Context {
         of_node: Fetched,
     ) -> Vec<ExpectedTime> {
         let mut parts = vec![self.rates.ram.expected(Stretch::Ram, shard.length)];
-        let (session, durable) = (self.rates.session, self.rates.durable);
+        let (session, durable) = (self.rates.session, self.rates.of_tier());
         match &shard.source {
             Source::Ram(node) if is_in_place(manifest, shard, node) => {}
             Source::Ram(_) | Source::Decode(_) => {

@@ -2,7 +2,7 @@
 
 use storaged_wire::verdict::{ExpectedTime, RateSource, Stretch};
 
-use crate::api::{DigestTally, Now, SessionTally};
+use crate::api::{DigestTally, Now, SessionTally, UploadTally};
 use crate::limits;
 
 /// Tiny transfers say nothing of a rate.
@@ -19,7 +19,9 @@ pub(crate) struct Rates {
     /// Of RAM to one reader's thread.
     pub(super) ram: TransferRate,
     pub(super) session: TransferRate,
-    pub(super) durable: TransferRate,
+    durable: TransferRate,
+    /// What the durable tier takes.
+    upload: TransferRate,
 }
 
 /// How fast bytes come one way, to this node as a whole: transfers at the same time share its links.
@@ -113,6 +115,7 @@ impl Default for Rates {
             ram: TransferRate::guessed(limits::RAM_BYTES_PER_MS),
             session: TransferRate::guessed(limits::SESSION_BYTES_PER_MS),
             durable: TransferRate::guessed(limits::DURABLE_BYTES_PER_MS),
+            upload: TransferRate::guessed(limits::DURABLE_BYTES_PER_MS),
         }
     }
 }
@@ -132,6 +135,22 @@ impl Rates {
     /// The durable tier has given so much until now.
     pub fn durable(&mut self, bytes: u64, elapsed_ms: u64, now: Now) {
         self.durable.learn(bytes, elapsed_ms, now);
+    }
+
+    /// It has taken so much until now.
+    pub fn upload(&mut self, tally: &UploadTally, now: Now) {
+        self.upload.learn(tally.bytes, tally.elapsed_ms, now);
+    }
+
+    /// Of the durable tier to this node. Before anything was read here it is what the tier took, over the same links: a guess still, but none that
+    /// is the same for a disk and for a store far away.
+    pub(super) fn of_tier(&self) -> TransferRate {
+        match (self.durable.source, self.upload.source) {
+            (RateSource::FirstGuess, RateSource::Measured) => {
+                TransferRate::guessed(self.upload.bytes_per_ms)
+            }
+            _ => self.durable,
+        }
     }
 }
 
@@ -209,6 +228,31 @@ mod tests {
             (16_000..21_000).contains(&rates.session.bytes_per_ms),
             "{rates:?}"
         );
+    }
+
+    /// A constant would be off by as much as a tier is faster or slower than it.
+    #[test]
+    fn what_the_tier_takes_is_the_first_guess_of_what_it_gives() {
+        let mut rates = Rates::default();
+        let part = |rates: &Rates| {
+            let part = rates.of_tier().expected(Stretch::Durable, 1_000_000_000);
+            (part.ms, part.rate)
+        };
+        rates.upload(&UploadTally::default(), Now(1_000));
+        assert_eq!(part(&rates), (10_000, RateSource::FirstGuess));
+        // Two at once share the way.
+        for late in 0..2 {
+            let (bytes, elapsed_ms) = (100_000_000, 500);
+            rates.upload(&UploadTally { bytes, elapsed_ms }, Now(2_000 + late));
+        }
+        let guess = 1_000_000_000_u64.div_ceil(200_000_000 / 501);
+        assert_eq!(part(&rates), (guess, RateSource::FirstGuess));
+        rates.durable(100_000_000, 100, Now(9_000));
+        let read = (1_000, RateSource::Measured);
+        assert_eq!(part(&rates), read);
+        let (bytes, elapsed_ms) = (100_000_000, 50_000);
+        rates.upload(&UploadTally { bytes, elapsed_ms }, Now(99_000));
+        assert_eq!(part(&rates), read, "it was read itself");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use storaged_wire::local::DurableWish;
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, Rank};
 
-use crate::api::{DurableFault, DurablePolicy, Leftovers, Output};
+use crate::api::{DurableFault, DurablePolicy, Leftovers, Output, UploadTally};
 use crate::catalog::{Checkpoint, Upload};
 use crate::context::Context;
 use crate::limits;
@@ -139,8 +139,16 @@ impl Context {
         }
     }
 
-    pub(crate) fn uploaded(&mut self, name: Digest, rank: Rank, outcome: Result<(), DurableFault>) {
+    pub(crate) fn uploaded(
+        &mut self,
+        name: Digest,
+        rank: Rank,
+        outcome: Result<UploadTally, DurableFault>,
+    ) {
         self.tier_answered(outcome.as_ref().err());
+        if let Ok(tally) = &outcome {
+            self.rates.upload(tally, self.now);
+        }
         let retry = Upload::RetryAt(self.now.plus(limits::UPLOAD_RETRY_MS));
         let Some(checkpoint) = self.checkpoint_named(name) else {
             return;
@@ -150,7 +158,7 @@ impl Context {
             return;
         };
         match outcome {
-            Ok(()) => {
+            Ok(_) => {
                 shard.upload = Upload::Done;
                 self.note_copied(&key);
                 self.report_owed(&key);

@@ -9,6 +9,7 @@ use storaged_codec::Digest;
 use storaged_core::{
     Authorship, ClaimFault, ClaimedRun, DurableFault, DurableListing, FoundSuccessions, Input,
     Leftovers, QueryId, SetAside, SetAsideCause, SlotShard, SuccessionFault, Trust, UploadBase,
+    UploadTally,
 };
 use storaged_wire::peer::{CheckpointKey, HighMark};
 use storaged_wire::{
@@ -385,7 +386,9 @@ impl<S: Scene> World<S> {
             Task::Upload(upload) => Input::Uploaded {
                 manifest: upload.manifest.name(),
                 rank: upload.rank,
-                outcome: may.and_then(|()| self.take_shard(pid, &upload)),
+                outcome: may
+                    .and_then(|()| self.take_shard(pid, &upload))
+                    .map(|()| UploadTally::default()),
             },
             Task::Publish(publication) => Input::Published {
                 manifest: publication.manifest.name(),

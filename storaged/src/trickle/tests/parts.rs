@@ -1,6 +1,9 @@
 //! How large parts are, and unfinished uploads whose parts have another size.
 
+use storaged_core::UploadTally;
+
 use super::*;
+use crate::trickle::TenantRates;
 use crate::trickle::parts::ObjectSize;
 use crate::trickle::store::{FakeStore, PartBytes, PartNumber, S3_LIMITS, StoreLimits};
 
@@ -49,9 +52,35 @@ fn parts_are_so_large_that_a_store_takes_as_many() {
     assert!((10 * GIB / 100..11 * GIB / 100).contains(&bytes), "{bytes}");
 }
 
+/// How long a copy takes is what a restart's first read is expected to take by.
+#[tokio::test]
+async fn a_copy_says_how_long_it_took_where_that_tells_how_fast_the_tier_is() {
+    let mut world = World::new(0, Packing::None);
+    let bytes = noise(1, 40 * CHUNK as usize + 5);
+    let (_, held_back) = world.save(1, bytes.clone(), None).await;
+    assert_eq!(held_back.tally(), UploadTally::default());
+    world.limits.rate = None;
+    world.trickle = Trickle::new(world.store.clone(), world.memory.clone(), world.limits);
+    let (saved, whole) = world.save(2, bytes.clone(), None).await;
+    assert!(whole.took.is_some());
+    assert_eq!(whole.tally().bytes, bytes.len() as u64);
+    // It is there already.
+    assert_eq!(world.upload(&saved, None).await.unwrap().took, None);
+    world.run = RunId::new(3);
+    let saved = world.seal(1, bytes.clone());
+    left(&world, &saved, 4 * u64::from(CHUNK), &[0, 1]).await;
+    assert_eq!(world.copy(&saved, None).await.took, None, "in part");
+    let slow = TenantRates::from([(None, 1 << 30)]);
+    let trickle = Trickle::new(world.store.clone(), world.memory.clone(), world.limits);
+    world.trickle = trickle.sharing(&slow);
+    let (_, held_back) = world.save(2, bytes, None).await;
+    assert_eq!(held_back.took, None);
+}
+
 /// Leaves some parts of a shard, as an earlier life with another configuration.
 async fn left(world: &World, saved: &Saved, part_bytes: u64, parts: &[u32]) {
-    let key = "job/run-1/step-1/__0_0.distcp".parse().unwrap();
+    let key = format!("job/run-{}/step-1/__0_0.distcp", world.run);
+    let key = key.parse().unwrap();
     let size = PartBytes::new(part_bytes, &world.store.limits()).unwrap();
     let upload = world.store.begin(&key, size).await.unwrap();
     for number in parts {

@@ -75,7 +75,7 @@ const fn by_a_node(attack: Attack) -> Attack {
 
 /// All of them. Those that leave files in the durable directory come late, and then the one after which the tenant may open no job for a while.
 /// A node's come last, in a cluster of their own.
-const ATTACKS: [Attack; 36] = [
+const ATTACKS: [Attack; 37] = [
     quick("frames_of_a_stranger", connections::frames_of_a_stranger),
     quick(
         "connections_of_a_stranger",
@@ -116,6 +116,7 @@ const ATTACKS: [Attack; 36] = [
     quick("writes_of_a_reader", slots::writes_of_a_reader),
     quick("descriptors_reopened", slots::descriptors_reopened),
     quick("all_memory_taken", slots::all_memory_taken),
+    quick("descriptors_kept", slots::descriptors_kept),
     long("acquired_never_sealed", slots::acquired_never_sealed),
     long("boards_without_end", slots::boards_without_end),
     long("fifo_in_the_tier", tier::fifo),

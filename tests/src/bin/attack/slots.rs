@@ -177,6 +177,39 @@ pub fn all_memory_taken(scene: &Scene) -> Result<String> {
     Ok(format!("{} of {} MiB taken", taken >> 20, BUDGET >> 20))
 }
 
+/// Bytes of memory behind descriptors.
+fn behind(kept: &[OwnedFd]) -> Result<u64> {
+    let blocks = |fd: &OwnedFd| Ok(u64::try_from(rustix::fs::fstat(fd)?.st_blocks)?);
+    let all = kept.iter().map(blocks).sum::<Result<u64>>()?;
+    Ok(all * 512)
+}
+
+/// A slot is taken, or a shard is opened, its descriptor is kept, and all else goes, again and again: the budget has the memory back each time, and so must the node.
+pub fn descriptors_kept(scene: &Scene) -> Result<String> {
+    let kept = as_nobody(|| {
+        let mut kept = Vec::new();
+        while kept.len() as u64 * PIECE < 2 * BUDGET {
+            let mut saving = trainer(&scene.blue[0], "keeps", 1)?;
+            kept.push(acquire(&mut saving.stream, PIECE)?.memory);
+        }
+        let (mut saving, granted) = filled(scene, "keeps")?;
+        seal(&mut saving.stream, granted.slot, SLOT)?;
+        commit(&mut saving.stream, saving.run)?;
+        let (_, read) = opened(scene, "keeps")?;
+        kept.extend([granted.memory, read]);
+        let mut job = scene.job("keeps")?.reader(0)?;
+        job.drop_job(storaged_sdk::WithTrainers::Too, 20_000)?;
+        Ok(kept)
+    })?;
+    scene.endure(ROUNDS)?;
+    scene.until("the memory behind descriptors that were kept", || {
+        let left = behind(&kept)?;
+        ensure!(left == 0, "{left} bytes are left");
+        Ok(())
+    })?;
+    Ok(format!("{} descriptors of slots were kept, with no memory behind them", kept.len()))
+}
+
 /// Trainers that acquire and never seal.
 pub fn acquired_never_sealed(scene: &Scene) -> Result<String> {
     let held = as_nobody(|| {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use storaged_core::{
     ConnId, DurableFault, DurableForm, DurablePolicy, Input, MessageLimits, Note, RequestId, Setup,
+    UploadTally,
 };
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionFault};
@@ -330,7 +331,10 @@ impl Cluster {
                 manifest,
                 rank: Rank::new(number as u32),
                 outcome: if number.is_multiple_of(2) {
-                    Ok(())
+                    Ok(UploadTally {
+                        bytes: number,
+                        elapsed_ms: number,
+                    })
                 } else {
                     Err(fault())
                 },
