@@ -12,6 +12,7 @@ mod members;
 mod notes;
 mod operate;
 mod readiness;
+mod refusals;
 mod restores;
 mod said;
 mod scrub;
@@ -33,9 +34,7 @@ use storaged_core::{
     SessionWork, Sink,
 };
 use storaged_wire::local::Reply;
-use storaged_wire::{
-    Digest, Generation, ManifestBytes, Rank, RecordName, RefusalCode, SlotId, encode,
-};
+use storaged_wire::{Digest, Generation, ManifestBytes, Rank, RecordName, SlotId, encode};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -61,6 +60,7 @@ use leaving::Leaving;
 pub use members::{Members, PlaceTaken};
 use members::{MembersNews, next_change};
 use readiness::LinkFacts;
+use refusals::{RefusalLine, RefusalLines};
 use restores::RestoreTimes;
 use scrub::RotCount;
 pub(crate) use scrub::timed;
@@ -170,6 +170,7 @@ pub struct Daemon {
     links: LinkFacts,
     certificate: Option<OwnCertificate>,
     repeats: Repeats,
+    refusals: RefusalLines,
     restores: RestoreTimes,
     rot: RotCount,
     net_runtime: tokio::runtime::Handle,
@@ -244,6 +245,7 @@ impl Daemon {
             },
             certificate: own_certificate(&config)?,
             repeats: Repeats::default(),
+            refusals: RefusalLines::default(),
             restores: RestoreTimes::default(),
             rot: RotCount::default(),
             net_runtime: env.net_runtime,
@@ -359,10 +361,14 @@ impl Daemon {
                 Input::Request { id, request }
             }
             StageEvent::RequestComes { conn, bytes } => Input::RequestComes { conn, bytes },
-            StageEvent::Connected { conn, viewer } => Input::Connected { conn, viewer },
+            StageEvent::Connected { conn, viewer } => {
+                self.refusals.connected(conn, viewer.clone());
+                Input::Connected { conn, viewer }
+            }
             StageEvent::Gone { conn } => {
                 self.forget_answers(conn);
                 self.restores.forget(conn);
+                self.refusals.forget(conn);
                 Input::Disconnected { conn }
             }
         }
@@ -544,12 +550,9 @@ impl Daemon {
             other => other,
         };
         if let Reply::Refused(refusal) = &reply {
-            let expected = matches!(
-                refusal.code,
-                RefusalCode::TimedOut | RefusalCode::Busy | RefusalCode::NoCheckpoint
-            );
-            if !expected {
-                tracing::info!(code = ?refusal.code, refusal.message, "refused a request");
+            let told = self.refusals.tell(id.conn, refusal, self.clock.now());
+            if let Some(RefusalLine { whom, silent }) = told {
+                tracing::info!(code = ?refusal.code, refusal.message, whom, silent, "refused a request");
             }
         }
         self.restores.answers(id, &reply, &self.ops.metrics);

@@ -12,7 +12,7 @@ use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::DurableWish;
 use storaged_sdk::wire::{CheckpointState, Namespace, NodeName, RunId};
 
-use crate::system::{System, shards, wait};
+use crate::system::{System, shards, wait, write_secret};
 
 /// A record.
 pub fn record(text: &str) -> Bytes {
@@ -208,8 +208,5 @@ pub fn write_certificates(folder: &Path) -> Result<()> {
     ];
     let signed = of_host.signed_by(&own, &Issuer::new(of_authority, authority))?;
     std::fs::write(folder.join("localhost.pem"), signed.pem())?;
-    Ok(std::fs::write(
-        folder.join("localhost.key"),
-        own.serialize_pem(),
-    )?)
+    write_secret(&folder.join("localhost.key"), &own.serialize_pem())
 }

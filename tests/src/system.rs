@@ -1,8 +1,9 @@
 //! A cluster of real daemons in a directory of its own, and the steps that tests are made of.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::ops::{Deref, DerefMut};
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -103,6 +104,18 @@ pub fn write_program(command: &mut Command) -> Result<()> {
     let ended = command.status()?;
     ensure!(ended.success(), "{command:?}: {ended}");
     Ok(())
+}
+
+/// Writes a file that its owner alone can read, as the daemon wants those with keys and passwords.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn write_secret(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text)?;
+    Ok(std::fs::set_permissions(
+        path,
+        Permissions::from_mode(0o600),
+    )?)
 }
 
 /// A running cluster, and its clients.

@@ -15,7 +15,7 @@ use storaged::cluster::NodeMemory;
 use storaged_sdk::wire::local::DurableWish;
 use storaged_sdk::wire::{CheckpointState, RunId};
 use storaged_tests::clients::WAIT_MS;
-use storaged_tests::system::{System, executable, shards, wait};
+use storaged_tests::system::{System, executable, shards, wait, write_secret};
 
 /// A tier to which a shard of a test takes seconds.
 const SLOW: &str = "[durable]\nkind = \"directory\"\npath = \"ROOT/tier\"\n[trickle]\nevery = 10\nrate = \"300KB\"\n";
@@ -504,7 +504,7 @@ fn a_tier_that_takes_nothing_holds_up_no_drain_beyond_its_time() -> Result<()> {
         );
         let mut system = System::prepared(3, Some((2, 1)), &settings)?;
         let keys = "AWS_ACCESS_KEY_ID=a\nAWS_SECRET_ACCESS_KEY=b\n";
-        std::fs::write(system.root.path().join("keys"), keys)?;
+        write_secret(&system.root.path().join("keys"), keys)?;
         system.cluster.start_all()?;
         let (run, mut trainers) = system.trainers(2)?;
         system.save(&mut trainers, 1, &shards(2, 1), DurableWish::Required)?;

@@ -16,7 +16,7 @@ use storaged_tests::registries::{
     Nodes, no_run_gets_a_number_below_the_newest, one_of_many_comes_first, record,
     the_largest_roster_fits, write_certificates,
 };
-use storaged_tests::system::{shards, wait};
+use storaged_tests::system::{shards, wait, write_secret};
 use tempfile::TempDir;
 
 fn config(etcd: &Etcd) -> EtcdConfig {
@@ -185,7 +185,7 @@ async fn a_user_gets_a_new_token_when_etcd_has_forgotten_the_old_one() -> Result
     }
     let folder = tempfile::tempdir()?;
     let password_file = folder.path().join("password");
-    std::fs::write(&password_file, "r\n")?;
+    write_secret(&password_file, "r\n")?;
     let as_user = |name: &str| EtcdConfig {
         user: Some(name.into()),
         password_file: Some(password_file.clone()),
@@ -215,7 +215,7 @@ async fn a_user_gets_a_new_token_when_roles_have_changed() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (key, password_file) = (folder.path().join("key"), folder.path().join("password"));
     std::fs::write(&key, "thirty-two bytes that sign tokens")?;
-    std::fs::write(&password_file, "r")?;
+    write_secret(&password_file, "r")?;
     let signed = format!("jwt,priv-key={},sign-method=HS256,ttl=1h", key.display());
     let etcd = Etcd::start_with(&["--auth-token".into(), signed])?;
     for (path, body) in [

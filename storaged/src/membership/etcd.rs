@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use storaged_wire::Namespace;
 use thiserror::Error;
 
-use super::https::{ANSWER_WITHIN, Dialler, NoAnswer, RegistryFileError, RegistryTls};
+use super::https::{ANSWER_WITHIN, Dialler, NoAnswer, RegistryFileError, RegistryTls, password_in};
 use super::packed::{pack, unpack};
 use super::registry::{NumberedRecord, NumberedRecords, Proposal, RegistryError, name_of_number};
 
@@ -220,8 +220,7 @@ impl EtcdMembers {
                 other => return other,
             }
         }
-        let password = tokio::fs::read_to_string(&user.password).await;
-        let password = password.map_err(|error| RegistryFileError::of(&user.password, error))?;
+        let password = password_in(&user.password).await?;
         let login = json!({"name": user.name, "password": password.trim_end_matches('\n')});
         let answer = match self.ask_members("auth/authenticate", &login, None).await {
             Err(EtcdError::Refused {

@@ -301,7 +301,8 @@ impl Context {
         length: u64,
     ) -> Result<(), Refusal> {
         let (attached, run, rank, world_size) = self.trainer(id)?;
-        let capacity = self.held_slot(id.conn, slot)?.capacity;
+        let held = self.slot_to_seal(id.conn, slot, &attached.namespace, rank)?;
+        let capacity = held.capacity;
         if length > capacity {
             return Err(Refusal::new(
                 RefusalCode::ShardTooLong,

@@ -235,7 +235,7 @@ impl Context {
         });
     }
 
-    pub(crate) fn held_slot(&self, conn: ConnId, slot: SlotId) -> Result<&Slot, Refusal> {
+    fn held_slot(&self, conn: ConnId, slot: SlotId) -> Result<&Slot, Refusal> {
         self.slots
             .get(&slot)
             .filter(|entry| entry.used_for == SlotUse::Held(conn))
@@ -245,6 +245,28 @@ impl Context {
                     format!("expected a slot that this connection acquired and has not sealed, got slot {slot}"),
                 )
             })
+    }
+
+    /// A slot becomes a shard of the job and rank that it was acquired for: the connection may have said hello for another one since.
+    pub(super) fn slot_to_seal(
+        &self,
+        conn: ConnId,
+        slot: SlotId,
+        namespace: &Namespace,
+        rank: Rank,
+    ) -> Result<&Slot, Refusal> {
+        let held = self.held_slot(conn, slot)?;
+        if held.namespace == *namespace && held.rank == rank {
+            return Ok(held);
+        }
+        Err(Refusal::new(
+            RefusalCode::WrongSlot,
+            format!(
+                "expected a slot of rank {rank} of {namespace}, for which this connection said hello last, got slot {slot}, \
+                 which it acquired for rank {} of {}: release it and acquire another one",
+                held.rank, held.namespace
+            ),
+        ))
     }
 
     pub(crate) fn release(&mut self, id: RequestId, slot: SlotId) -> Result<(), Refusal> {

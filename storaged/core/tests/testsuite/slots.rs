@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use crate::cluster::{Cluster, Conduct, Room, SLOT, Uploads};
-use crate::testkit::{acquire_slot, index, members, name, namespace, open_shard, plan_newest};
+use crate::testkit::{
+    acquire_slot, hello, index, members, name, namespace, open_shard, plan_newest,
+};
 use storaged_core::{DurableForm, Input, Viewer};
 use storaged_plan::homes;
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
-use storaged_wire::{CheckpointState, Rank, RefusalCode, Step};
+use storaged_wire::{CheckpointState, Namespace, Rank, RefusalCode, Step, WorldSize};
 
 /// Seals a step on n0 alone, whose peers' ranks hang; gives how long it waited for the slot.
 fn seal_alone(cluster: &mut Cluster, step: u64) -> u64 {
@@ -23,6 +25,47 @@ fn seal_alone(cluster: &mut Cluster, step: u64) -> u64 {
     let sealed = cluster.ask(0, trainer, Request::SealSlot { slot, step, length });
     assert!(matches!(sealed, Reply::Done), "{sealed:?}");
     waited
+}
+
+/// A connection may say hello again. What it acquired before has its place in the first job's part of the budget, and its room among
+/// the first rank's slots.
+#[test]
+fn a_slot_is_sealed_as_a_shard_of_the_job_and_rank_that_it_was_acquired_for() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    let (first, of_first) = (cluster.trainer(0), cluster.run());
+    let length = 10 * crate::cluster::CHUNK;
+    let step = Step::new(1);
+    cluster.begin_job("another");
+    let another = Namespace::new("another").unwrap();
+    let of_another = cluster.run();
+    for (job, run, rank) in [(another, of_another, 0), (namespace(), of_first, 1)] {
+        let says_hello = |job, run, rank| {
+            let world_size = WorldSize::new(4).unwrap();
+            let rank = Rank::new(rank);
+            let role = Role::Trainer {
+                run,
+                rank,
+                world_size,
+            };
+            hello(job, role)
+        };
+        let welcome = cluster.ask(0, first, says_hello(namespace(), of_first, 0));
+        assert!(matches!(welcome, Reply::Welcome { .. }), "{welcome:?}");
+        let granted = cluster.ask(0, first, acquire_slot(length, 10_000));
+        let Reply::SlotGranted { slot, .. } = granted else {
+            panic!("no slot: {granted:?}");
+        };
+        let welcome = cluster.ask(0, first, says_hello(job, run, rank));
+        assert!(matches!(welcome, Reply::Welcome { .. }), "{welcome:?}");
+        let sealed = cluster.ask(0, first, Request::SealSlot { slot, step, length });
+        let Reply::Refused(refusal) = sealed else {
+            panic!("a slot of another job or rank was sealed: {sealed:?}");
+        };
+        assert_eq!(refusal.code, RefusalCode::WrongSlot, "{refusal}");
+        // It is its own all the same, and can be let go.
+        let released = cluster.ask(0, first, Request::ReleaseSlot { slot });
+        assert!(matches!(released, Reply::Done), "{released:?}");
+    }
 }
 
 /// A rank that hangs may still seal the steps that the others wait with: these give way to newer ones only after a while.

@@ -1,12 +1,18 @@
 //! What back ends share that are reached by HTTP: the folder of a bucket, and what is wrong before anything is sent.
 
 use std::future::Future;
+use std::path::Path;
 use std::time::Duration;
+
+use storaged_sdk::{TokenError, read_secret};
 
 use super::{KeyPrefix, LIST_ENTRIES_MAX, ObjectKey, Store, StoreError};
 
 /// The longest prefix, so that prefix and key fit S3's 1024 bytes.
 const PREFIX_BYTES_MAX: usize = 200;
+
+/// A file of credentials is no longer.
+const CREDENTIALS_BYTES_MAX: u64 = 64 << 10;
 
 /// For how long one attempt of a small write may go unanswered.
 const SMALL_WRITE_LIMIT: Duration = Duration::from_secs(20);
@@ -64,6 +70,25 @@ impl BucketFolder {
 /// A variable of the environment that is not empty.
 pub(super) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Reads a file with credentials, which other users cannot read.
+pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, StoreError> {
+    read_secret(path, CREDENTIALS_BYTES_MAX).map_err(|error| {
+        let got = match &error {
+            TokenError::Mode { mode, .. } => {
+                format!(
+                    "mode {mode:04o}: chmod 600 it, and make new ones if others may have read them"
+                )
+            }
+            _ => crate::driver::chain(&error),
+        };
+        StoreError::Invalid {
+            what: format!("credentials in {}", path.display()),
+            expected: "a file that other users cannot use".into(),
+            got,
+        }
+    })
 }
 
 pub(super) fn check_endpoint(endpoint: &str) -> Result<(), StoreError> {

@@ -8,7 +8,8 @@ use storaged_sdk::wire::failed::FailureReport;
 use storaged_sdk::wire::local::{
     BoardKind, DurableWish, Keep, LiveRun, PinnedOnes, Removal, Reply, Request,
 };
-use storaged_sdk::wire::{CheckpointState, Digest, Namespace, Rank, RunId, SlotId, Step};
+use storaged_sdk::wire::succession::{SEAL_BYTES, TokenStanding};
+use storaged_sdk::wire::{CheckpointState, Digest, Namespace, Rank, Rotation, RunId, SlotId, Step};
 use storaged_tests::clients::{Clients, WAIT_MS};
 use storaged_tests::hostile::{as_nobody, call, hello};
 use storaged_tests::system::shards;
@@ -23,6 +24,7 @@ pub const NAME: &str = "cross_tenant";
 const JOB: &str = "vault";
 const STEP: u64 = 7;
 const SHORT_MS: u32 = 1_000;
+const BURGLARS_TOKEN: &[u8] = b"the token of a burglar";
 
 /// What the other tenant's job has, and everything of it that a log or a page could have told.
 struct Vault<'a> {
@@ -98,7 +100,7 @@ impl<'a> Vault<'a> {
 /// Each operation that is tried.
 type Operation = (&'static str, fn(&Vault<'_>) -> Crossing);
 
-const OPERATIONS: [Operation; 24] = [
+const OPERATIONS: [Operation; 28] = [
     ("hello_by_full_name", hello_by_full_name),
     ("others_socket", others_socket),
     ("operators_socket", operators_socket),
@@ -107,9 +109,11 @@ const OPERATIONS: [Operation; 24] = [
     ("http_names", http_names),
     ("restart_safe", restart_safe),
     ("plan", plan),
+    ("plan_drill", plan_drill),
     ("verdict", verdict),
     ("read_by_name", read_by_name),
     ("read_by_manifest", read_by_manifest),
+    ("follow_its_shard", follow_its_shard),
     ("manifest_by_digest", manifest_by_digest),
     ("verify", verify),
     ("wait", wait),
@@ -118,9 +122,11 @@ const OPERATIONS: [Operation; 24] = [
     ("seal_its_slot", seal_its_slot),
     ("release_its_slot", release_its_slot),
     ("mark_failed", mark_failed),
+    ("lift_quarantine", lift_quarantine),
     ("pin", pin),
     ("remove", remove),
     ("drop", drop_job),
+    ("rotate_its_token", rotate_its_token),
     ("open_run_and_fence", open_run_and_fence),
     ("drain", drain),
 ];
@@ -210,6 +216,17 @@ fn plan(vault: &Vault<'_>) -> Crossing {
     Ok(vault.refused(&said))
 }
 
+fn plan_drill(vault: &Vault<'_>) -> Crossing {
+    for step in [None, Some(Step::new(STEP))] {
+        let timeout_ms = SHORT_MS;
+        let said = vault.asked(&Request::PlanDrill { step, timeout_ms })?;
+        if let Some(told) = vault.refused(&said) {
+            return Ok(Some(told));
+        }
+    }
+    Ok(None)
+}
+
 fn verdict(vault: &Vault<'_>) -> Crossing {
     let timeout_ms = SHORT_MS;
     Ok(vault.tells(&vault.asked(&Request::Verdict { timeout_ms })?))
@@ -228,6 +245,15 @@ fn read_by_manifest(vault: &Vault<'_>) -> Crossing {
     Ok(vault
         .refused(&said)
         .filter(|_| !matches!(said, Reply::Refused(_))))
+}
+
+fn follow_its_shard(vault: &Vault<'_>) -> Crossing {
+    let said = vault.asked(&Request::FollowShard {
+        manifest: vault.manifest,
+        rank: Rank::new(0),
+        timeout_ms: SHORT_MS,
+    })?;
+    Ok(vault.refused(&said))
 }
 
 fn manifest_by_digest(vault: &Vault<'_>) -> Crossing {
@@ -315,6 +341,18 @@ fn mark_failed(vault: &Vault<'_>) -> Crossing {
     Ok(vault.is_there())
 }
 
+/// Red says that a restart from its step has failed; blue takes that back.
+fn lift_quarantine(vault: &Vault<'_>) -> Crossing {
+    let step = Step::new(STEP);
+    let mut red = vault.clients.reader(0)?;
+    red.restart_failed(None, step, WAIT_MS)?;
+    let said = vault.asked(&Request::LiftQuarantine { step })?;
+    // Red has something to take back as long as nobody else has.
+    let lifted = red.lift_quarantine(step).err();
+    let lifted = lifted.map(|error| error.to_string());
+    Ok(vault.refused(&said).or(lifted).or(vault.is_there()))
+}
+
 fn pin(vault: &Vault<'_>) -> Crossing {
     let said = vault.asked(&Request::Keep {
         run: Some(vault.run),
@@ -352,6 +390,19 @@ fn drop_job(vault: &Vault<'_>) -> Crossing {
         timeout_ms: 10_000,
     })?;
     Ok(vault.tells(&said).or(vault.is_there()))
+}
+
+/// With no token on red's side anybody can write the record that would let its job go to another one.
+fn rotate_its_token(vault: &Vault<'_>) -> Crossing {
+    let told = vault.tells(&vault.asked(&Request::Succession)?);
+    let standing = TokenStanding {
+        namespace: Namespace::new("red~vault")?,
+        succession: None,
+        durable: None,
+    };
+    let rotation = Rotation::new(&standing, b"", BURGLARS_TOKEN, [3; SEAL_BYTES])?;
+    let said = vault.asked(&Request::Rotate(Box::new(rotation)))?;
+    Ok(told.or(vault.refused(&said)).or(vault.is_there()))
 }
 
 fn open_run_and_fence(vault: &Vault<'_>) -> Crossing {

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::http::CloudHttp;
 use super::{Bucket, CloudStore, Leavings};
-use crate::trickle::store::remote::{check_endpoint, variable};
+use crate::trickle::store::remote::{check_endpoint, read_credentials, variable};
 use crate::trickle::store::s3::S3_LIMITS;
 use crate::trickle::store::{CALL_BYTES_MAX, Randomness, StoreError, StoreLimits, StoredForm};
 
@@ -167,6 +167,10 @@ impl CloudStore {
         randomness: Arc<dyn Randomness>,
     ) -> Result<Self, StoreError> {
         config.endpoint.as_deref().map_or(Ok(()), check_endpoint)?;
+        if let Some(path) = &config.credentials_file {
+            // The client reads it itself; here is seen who else can.
+            read_credentials(path)?;
+        }
         let made = builder.build();
         let client = made.map_err(|error| refused("Google Cloud Storage", &error))?;
         let bucket = Bucket::new(format!("gs://{}", config.bucket), &config.prefix)?;

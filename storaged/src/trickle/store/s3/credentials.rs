@@ -14,6 +14,7 @@ use thiserror::Error;
 
 use super::config::S3Config;
 use crate::trickle::store::StoreError;
+use crate::trickle::store::remote::read_credentials;
 
 /// Credentials of a file.
 #[derive(Debug)]
@@ -35,6 +36,8 @@ struct FileState {
 enum FileError {
     #[error(transparent)]
     Read(#[from] io::Error),
+    #[error(transparent)]
+    Unusable(#[from] StoreError),
     #[error("no {name}")]
     Missing { name: String },
 }
@@ -53,17 +56,20 @@ impl FileCredentials {
             read: Mutex::default(),
         };
         let read = credentials.current();
-        read.map_err(|error| StoreError::Invalid {
-            what: "S3 credentials".into(),
-            expected: format!(
-                "{} and {} in {}",
-                credentials.names[0],
-                credentials.names[1],
-                credentials.path.display()
-            ),
-            got: error.to_string(),
-        })?;
-        Ok(credentials)
+        match read {
+            Ok(_) => Ok(credentials),
+            Err(FileError::Unusable(error)) => Err(error),
+            Err(error) => Err(StoreError::Invalid {
+                what: "S3 credentials".into(),
+                expected: format!(
+                    "{} and {} in {}",
+                    credentials.names[0],
+                    credentials.names[1],
+                    credentials.path.display()
+                ),
+                got: error.to_string(),
+            }),
+        }
     }
 
     fn current(&self) -> Result<Credentials, FileError> {
@@ -72,7 +78,8 @@ impl FileCredentials {
         if let Some((_, known)) = read.as_ref().filter(|(of, _)| *of == state) {
             return Ok(known.clone());
         }
-        let text = fs::read_to_string(&self.path)?;
+        let text = read_credentials(&self.path)?;
+        let text = String::from_utf8_lossy(&text);
         let missing = |name: &str| FileError::Missing { name: name.into() };
         let value = |name: &str| value_of(&text, name).ok_or_else(|| missing(name));
         let [access, secret, token] = &self.names;
@@ -118,6 +125,9 @@ fn value_of(text: &str, name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -130,6 +140,7 @@ mod tests {
         let write = |key: &str| {
             let text = format!("# S3\nAWS_ACCESS_KEY_ID={key}\nAWS_SECRET_ACCESS_KEY=\"s=1\"\n");
             fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         };
         write("old");
         let credentials = FileCredentials::open(path.clone(), &config).unwrap();
@@ -140,5 +151,37 @@ mod tests {
         );
         write("another");
         assert_eq!(current().access_key_id(), "another");
+    }
+    #[test]
+    fn a_file_that_others_can_read_is_refused_at_the_start_and_when_it_is_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("environment");
+        let config: S3Config = toml::from_str("bucket = 'ckpt'").unwrap();
+        let write = |key: &str, mode| {
+            let text = format!("AWS_ACCESS_KEY_ID={key}\nAWS_SECRET_ACCESS_KEY=s\n");
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        };
+        let open = || FileCredentials::open(path.clone(), &config);
+        for exposed in [0o644, 0o604, 0o602] {
+            write("old", exposed);
+            let refused = open().unwrap_err().to_string();
+            let mode = format!("{exposed:04o}");
+            assert!(refused.contains(&mode), "{refused}");
+            assert!(refused.contains("environment"), "{refused}");
+        }
+        // 0440: a Secret of Kubernetes that its pod's group may read, and what systemd's LoadCredential= looks like.
+        for allowed in [0o600, 0o400, 0o640, 0o440] {
+            fs::remove_file(&path).unwrap();
+            write("old", allowed);
+            open().unwrap();
+        }
+        let credentials = open().unwrap();
+        fs::remove_file(&path).unwrap();
+        write("another", 0o644);
+        assert!(credentials.current().is_err());
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        let current = credentials.current().unwrap();
+        assert_eq!(current.access_key_id(), "another");
     }
 }

@@ -1,5 +1,7 @@
 //! Google Cloud Storage against a server in this process that speaks S3's protocol, as Google's does; Azure against Azurite where the environment names one.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -260,6 +262,25 @@ fn both_clouds_are_configured_and_unknown_keys_are_refused() {
         toml::from_str("account = 'a'\ncontainer = 'c'\nprefix = '../x'").unwrap();
     let error = CloudStore::azure(&prefixed, randomness()).unwrap_err();
     assert!(matches!(error, StoreError::Invalid { .. }), "{error}");
+}
+
+#[test]
+fn credentials_for_google_that_others_can_read_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gcs.json");
+    let user =
+        r#"{"type":"authorized_user","client_id":"a","client_secret":"b","refresh_token":"c"}"#;
+    std::fs::write(&path, user).unwrap();
+    let text = format!("bucket = 'ckpt'\ncredentials_file = '{}'", path.display());
+    let config: GcsConfig = toml::from_str(&text).unwrap();
+    let open_with = |mode| {
+        std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        CloudStore::gcs(&config, randomness())
+    };
+    let error = open_with(0o644).unwrap_err().to_string();
+    assert!(error.contains("gcs.json"), "{error}");
+    assert!(error.contains("mode 0644"), "{error}");
+    open_with(0o640).unwrap();
 }
 
 /// Against the Azurite of `STORAGED_TEST_AZURE_ENDPOINT` (see tests/azure/azurite.sh), whose key is `AZURE_STORAGE_ACCOUNT_KEY`.
