@@ -142,9 +142,7 @@ pub fn send_frame_waiting(
         got: body.len(),
         limit: u32::MAX as usize,
     })?;
-    let mut frame = Vec::with_capacity(PREFIX_BYTES + body.len());
-    frame.extend_from_slice(&length.to_le_bytes());
-    frame.extend_from_slice(body);
+    let prefix: [u8; PREFIX_BYTES] = length.to_le_bytes();
     let descriptors: Vec<BorrowedFd<'_>> = descriptor.into_iter().collect();
     let mut waited = Waited { stream, wait };
     let sent = waited.again(Wish::Write, |stream| {
@@ -153,7 +151,7 @@ pub fn send_frame_waiting(
         if !descriptors.is_empty() {
             ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
         }
-        let slices = [IoSlice::new(&frame)];
+        let slices = [IoSlice::new(&prefix), IoSlice::new(body)];
         let flags = SendFlags::NOSIGNAL;
         Ok(rustix::net::sendmsg(
             stream,
@@ -162,7 +160,10 @@ pub fn send_frame_waiting(
             flags,
         )?)
     })?;
-    waited.write_all(&frame[sent..])?;
+    // A long body is in memory once.
+    let of_prefix = sent.min(PREFIX_BYTES);
+    waited.write_all(&prefix[of_prefix..])?;
+    waited.write_all(&body[sent - of_prefix..])?;
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 //! descriptor. A process that dies is noticed by its pidfd, also while a forked child keeps its socket open.
 
 mod access;
+mod answers;
 mod pace;
 mod places;
 mod queue;
@@ -30,6 +31,7 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
 pub use access::Access;
+use answers::answer_bytes;
 use pace::RequestPace;
 pub use places::CONNECTIONS_MAX;
 use places::{ConnectionPlace, LongPool, LongRequests, NoPlaceLeft, Places, Porch};
@@ -46,6 +48,8 @@ const WRONG_TOKEN_WAIT: Duration = Duration::from_millis(25);
 const WRONG_TOKEN_WAIT_MAX: Duration = Duration::from_secs(1);
 /// An answer that a client does not take within this time ends its connection.
 const SEND_WAIT: Duration = Duration::from_secs(10);
+/// A long answer waits so long for the memory of others: longer than one that nobody reads holds it.
+const ANSWER_MEMORY_WAIT: Duration = Duration::from_secs(30);
 
 /// Why a socket could not be opened.
 #[derive(Debug, Error)]
@@ -107,6 +111,8 @@ struct Door {
     places: Arc<Places>,
     porch: Arc<Porch>,
     long: Arc<LongRequests>,
+    /// The same of long answers. Requests that hold memory wait for answers, so that these have their own.
+    answers: Arc<LongRequests>,
 }
 
 /// Listens on every tenant's socket; events come on `events`.
@@ -117,6 +123,7 @@ pub fn listen(sockets: &[TenantSocket], events: &ToDriver) -> Result<(), StageEr
     let next = Arc::new(AtomicU64::new(1));
     let porch = Arc::new(Porch::default());
     let pool = Arc::<LongPool>::default();
+    let pool_of_answers = Arc::<LongPool>::default();
     let Some(first) = sockets.first() else {
         return Ok(());
     };
@@ -141,6 +148,7 @@ pub fn listen(sockets: &[TenantSocket], events: &ToDriver) -> Result<(), StageEr
             places: Places::new(socket.access.users(), socket.connections),
             porch: porch.clone(),
             long: LongRequests::of(&pool),
+            answers: LongRequests::of(&pool_of_answers),
         };
         let accept = move || accept_all(&listener, &Arc::new(door));
         std::thread::Builder::new()
@@ -299,7 +307,7 @@ impl Connection {
                 }
             };
             self.note(&answer.reply);
-            send(&self.stream, &answer).map_err(|_| Ended)?;
+            self.answer(&answer)?;
         }
         Ok(())
     }
@@ -361,6 +369,21 @@ impl Connection {
         let draining = "the daemon is stopping: connect again when it is back";
         let stopped = |_| plain(Refusal::new(RefusalCode::Draining, draining));
         Ok(answered.blocking_recv().unwrap_or_else(stopped))
+    }
+
+    /// A long answer waits for memory: whoever asks on a thousand connections and reads nothing has the daemon hold one or two.
+    fn answer(&self, answer: &Answer) -> Result<(), Ended> {
+        let bytes = answer_bytes(&answer.reply);
+        let sent = match self.door.answers.hold(bytes, ANSWER_MEMORY_WAIT) {
+            Ok(_memory) => send(&self.stream, answer),
+            Err(waited) => {
+                let text = format!(
+                    "no room for an answer of {bytes} bytes in {waited:?}: others on this socket do not read theirs; try again"
+                );
+                send(&self.stream, &plain(Refusal::new(RefusalCode::Busy, text)))
+            }
+        };
+        sent.map_err(|_| Ended)
     }
 
     /// Who guesses tokens waits longer each time.

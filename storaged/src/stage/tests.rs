@@ -5,6 +5,7 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use storaged_arena::{Wish, ready_within};
 use storaged_codec::ChunkSize;
 use storaged_core::{ConnId, Viewer};
 use storaged_wire::framing::{FRAME_PREFIX_BYTES, frame};
@@ -160,4 +161,37 @@ async fn a_long_request_is_heard_of_before_its_bytes_are_here() {
         let event = next_heard(&mut from_stage).await;
         assert!(is_told(&event, expected), "{event:?}");
     }
+}
+
+/// Who asks for what is long on many connections and reads nothing of it has the daemon hold two answers: one in the socket's own room for
+/// them, and one in that of all sockets.
+#[tokio::test]
+async fn long_answers_that_nobody_reads_wait_for_one_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let (events, mut from_stage) = queues();
+    let tenant = socket(folder.path(), "tenant", Viewer::Tenant(None));
+    listen(std::slice::from_ref(&tenant), &events).unwrap();
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        let mut stream = UnixStream::connect(&tenant.path).unwrap();
+        stream.write_all(&frame(&Request::Status)).unwrap();
+        let StageEvent::Request { answer, .. } = next_heard(&mut from_stage).await else {
+            panic!("expected a request");
+        };
+        let reply = Reply::Status("x".repeat(6 << 20));
+        answer.send(Answer { reply, slot: None }).unwrap();
+        clients.push(stream);
+        // In this order.
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let is_answered = |stream: &UnixStream, within| ready_within(stream, Wish::Read, within);
+    let soon = Duration::from_secs(5);
+    assert!(is_answered(&clients[0], soon).unwrap());
+    assert!(is_answered(&clients[1], soon).unwrap());
+    let third = &clients[2];
+    assert!(!is_answered(third, Duration::from_millis(300)).unwrap());
+    let mut first = &clients[0];
+    let mut read = vec![0; 6 << 20];
+    std::io::Read::read_exact(&mut first, &mut read).unwrap();
+    assert!(is_answered(third, soon).unwrap());
 }
