@@ -134,7 +134,7 @@ impl PutTarget {
             leaf: chunk.leaf(),
             print: fingerprint(chunk.bytes()),
         });
-        let HeldSlot { slot, notes } = &self.held;
+        let HeldSlot { slot, notes, .. } = &self.held;
         notes.forget_chunk(self.size, chunk.index());
         put_chunk(slot, self.size.chunk, chunk)?;
         if let Some(note) = note {

@@ -11,6 +11,20 @@ use crate::honest::Count;
 
 const MIB: f64 = (1 << 20) as f64;
 
+/// What a figure should be.
+enum Mark {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+const MARKS: [(&str, Mark); 5] = [
+    ("rss_over_budget_mib_max", Mark::AtMost(64.0)),
+    ("honest_saves_during_attacks_share", Mark::AtLeast(0.95)),
+    ("status_p99_ms_during_attacks", Mark::AtMost(20.0)),
+    ("cross_tenant_operations_possible", Mark::AtMost(0.0)),
+    ("daemon_aborts", Mark::AtMost(0.0)),
+];
+
 /// How an attack ended.
 pub struct Outcome {
     pub name: &'static str,
@@ -102,8 +116,20 @@ impl Report {
     }
 
     pub fn print(&self) {
-        for (key, figure) in self.figures() {
+        let figures = self.figures();
+        for (key, figure) in &figures {
             println!("{key} {figure:.3}");
+        }
+        for (key, mark) in MARKS {
+            let Some(&got) = figures.get(key) else {
+                continue;
+            };
+            let (is_met, mark) = match mark {
+                Mark::AtLeast(least) => (got >= least, format!("at least {least}")),
+                Mark::AtMost(most) => (got <= most, format!("at most {most}")),
+            };
+            let how = if is_met { "met" } else { "MISSED" };
+            println!("{key}: {mark}, {how}");
         }
     }
 
