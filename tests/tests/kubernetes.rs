@@ -456,6 +456,30 @@ fn a_pod_that_is_started_again_alone_waits_until_that_loses_nothing() -> Result<
     Ok(())
 }
 
+/// As by `kubectl delete pod --grace-period=12`. What only this node can finish is given some of it, beside what the others are to put back.
+#[test]
+fn a_pod_with_little_time_is_drained_before_that_is_over() -> Result<()> {
+    let mut system = three_of_which_one_is_lost()?;
+    let api = ApiServer::start()?;
+    api.put(NODE, json!({"metadata": {}, "spec": {}}));
+    api.put(POD, json!({"metadata": {"deletionGracePeriodSeconds": 12}}));
+    let begun = Instant::now();
+    let done = pre_stop(&api, &system, 0)?
+        .env("STORAGED_LEAVE_S", "4")
+        .output()?;
+    let (took, said) = (begun.elapsed(), String::from_utf8_lossy(&done.stderr));
+    ensure!(done.status.code() == Some(75), "{}: {said}", done.status);
+    ensure!(said.contains("a restart is not safe"), "{said}");
+    let gives_time = said.contains("within 4 s:") || said.contains("within 3 s:");
+    ensure!(gives_time && said.contains("bears 0 of 1 losses"), "{said}");
+    // 5 s of it are the pod's own.
+    let expected = Duration::from_secs(6)..Duration::from_secs(12);
+    ensure!(expected.contains(&took), "{took:?}: {said}");
+    let ended = system.cluster.wait(0)?.context("its end")?;
+    ensure!(ended.code() == Some(75), "{ended}");
+    Ok(())
+}
+
 #[test]
 fn a_machine_that_goes_is_drained_within_what_the_pod_is_given() -> Result<()> {
     let mut system = three_of_which_one_is_lost()?;
@@ -523,6 +547,19 @@ fn who_goes_hears_how_long_a_drain_may_take() -> Result<()> {
         stays.status.code() == Some(1) && stays.stdout.is_empty(),
         "{stays:?}"
     );
+    // The pod alone ends.
+    api.put(POD, json!({"metadata": {"deletionGracePeriodSeconds": 30}}));
+    let stays = going()?;
+    ensure!(
+        stays.status.code() == Some(1) && stays.stdout == b"25s\n",
+        "{stays:?}"
+    );
+    // Its kubelet ends it, before the node says why.
+    let shutdown = "Pod was terminated in response to imminent node shutdown.";
+    let condition = json!({"type": "DisruptionTarget", "message": shutdown});
+    api.put(POD, json!({"status": {"conditions": [condition]}}));
+    let goes = going()?;
+    ensure!(goes.status.success() && goes.stdout == b"25s\n", "{goes:?}");
     api.put(
         NODE,
         json!({"spec": {"taints": [{"key": "ToBeDeletedByClusterAutoscaler"}]}}),

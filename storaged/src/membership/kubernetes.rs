@@ -23,6 +23,7 @@ use super::packed::{pack, unpack};
 use super::registry::{NumberedRecord, NumberedRecords, Proposal, RegistryError, name_of_number};
 use api::ApiRequest;
 pub use api::{ApiAccess, ApiServer, KubernetesError};
+pub use leaving::PodEnd;
 
 /// Names of series are labels too, which have 63 bytes: this one, `-run-` and 32 digits.
 const PREFIX_BYTES_MAX: usize = 24;
