@@ -44,7 +44,7 @@ pub use etcd::{EtcdConfig, EtcdError, EtcdRecords};
 pub use follow::{Change, Following, Sight, follow};
 pub use https::RegistryFileError;
 pub use kubernetes::{
-    ApiAccess, ApiServer, KubernetesConfig, KubernetesError, KubernetesRecords, PodEnd,
+    ApiAccess, ApiServer, KubernetesConfig, KubernetesError, KubernetesRecords, NodeLabels, PodEnd,
 };
 pub use objects::ObjectRecords;
 pub use registry::{NumberedRecord, NumberedRecords, Proposal, Registry, RegistryError};

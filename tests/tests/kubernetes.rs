@@ -1,7 +1,8 @@
 //! Clusters whose nodes are agreed on in Kubernetes: its API server is one of the tests' own (`storaged_tests::kubernetes`), as strict as the
 //! real one where a registry hangs on it.
 
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -418,6 +419,72 @@ fn pre_stop(api: &ApiServer, system: &System, node: usize) -> Result<Command> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     Ok(command)
+}
+
+/// What the container starts, with a daemon that only says what it was given.
+fn daemon_script(api: &ApiServer, folder: &Path) -> Result<Command> {
+    let script = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../deploy/kubernetes/daemon.sh"
+    );
+    let (bin, given) = (executable(), "${STORAGED_FAILURE_DOMAIN-none}");
+    let told = format!("[ \"$1\" = run ] && echo \"{given} $*\" && exit");
+    let fake = folder.join("storaged");
+    std::fs::write(
+        &fake,
+        format!("#!/bin/sh\n{told}\nexec {} \"$@\"\n", bin.display()),
+    )?;
+    std::fs::set_permissions(&fake, PermissionsExt::from_mode(0o755))?;
+    let mut command = Command::new(script);
+    command
+        .args(["run", "--config", "file"])
+        .env("PATH", format!("{}:/usr/bin:/bin", folder.display()))
+        .env("STORAGED_KUBERNETES_SERVER", api.server())
+        .env("STORAGED_LOOK_S", "0.1")
+        .env("NODE_NAME", "worker")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    Ok(command)
+}
+
+/// Without it a daemon would move to another one: it is not started before the API server has said it.
+#[test]
+fn a_daemon_is_started_in_the_failure_domain_that_its_nodes_labels_say() -> Result<()> {
+    const LABELS: &str = "STORAGED_FAILURE_DOMAIN_LABELS";
+    let zone_and_node = "topology.kubernetes.io/zone,kubernetes.io/hostname";
+    let (api, folder) = (ApiServer::start()?, tempfile::tempdir()?);
+    let labels = json!({"topology.kubernetes.io/zone": "zone-a", "kubernetes.io/hostname": "n3"});
+    api.put(NODE, json!({"metadata": {"labels": labels}}));
+    let with = |labels: &str| -> Result<Command> {
+        let mut command = daemon_script(&api, folder.path())?;
+        command.env(LABELS, labels);
+        Ok(command)
+    };
+    let plain = with("")?.output()?;
+    ensure!(plain.stdout == b"none run --config file\n", "{plain:?}");
+    let placed = with(zone_and_node)?.output()?;
+    ensure!(
+        placed.stdout == b"zone-a/n3 run --config file\n",
+        "{placed:?}"
+    );
+    let lacking = with("topology.kubernetes.io/zone,example.com/rack")?.output()?;
+    let said = String::from_utf8_lossy(&lacking.stderr);
+    ensure!(lacking.status.code() == Some(78), "{lacking:?}");
+    ensure!(
+        said.contains("example.com/rack") && said.contains("worker"),
+        "{said}"
+    );
+    api.leave();
+    let mut waiting = with(zone_and_node)?.spawn()?;
+    std::thread::sleep(Duration::from_secs(1));
+    ensure!(waiting.try_wait()?.is_none(), "it waits");
+    api.come_back();
+    let placed = waiting.wait_with_output()?;
+    ensure!(
+        placed.stdout == b"zone-a/n3 run --config file\n",
+        "{placed:?}"
+    );
+    Ok(())
 }
 
 const NODE: &str = "/api/v1/nodes/worker";
