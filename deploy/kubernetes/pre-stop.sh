@@ -1,24 +1,45 @@
 #!/bin/sh
 # preStop hook of the DaemonSet's pod. Kubernetes runs it before it ends the daemon, for one of two reasons that it does not tell:
 #   the machine goes (drained, scaled away, reclaimed, shutting down): what only this node has goes first (storaged drain);
-#   the pod alone is started again (a new image, kubectl delete pod): it waits until that loses nothing (storaged restart-safe).
-# `storaged going` asks the API server which one it is, again and again while it waits. Where that does not answer, it waits.
+#   the pod alone is started again (a new image, kubectl delete pod): it waits until that loses nothing (storaged restart-safe),
+#   and drains with what is left of the pod's time where it never comes to that; the node keeps its place then.
+# `storaged going` asks the API server which one it is, and how long this pod was given, again and again while it waits. Where that
+# does not answer, it waits.
 #
-# Arguments go to storaged drain: with --keep-place a machine that comes back, as after maintenance, needs no `storaged node admit`.
-# STORAGED_RESTART_WAIT_S (600) is the longest wait: less than terminationGracePeriodSeconds.
+# Arguments go to storaged drain where the machine goes: with --keep-place one that comes back, as after maintenance, needs no
+# `storaged node admit`.
+# STORAGED_RESTART_WAIT_S (600) is the longest wait, and STORAGED_LEAVE_S (20) what it leaves of the pod's time to the drain.
 set -u
 end=$(($(date +%s) + ${STORAGED_RESTART_WAIT_S:-600}))
+# By when a drain must be done, as far as the API server has said so. The kubelet counts from when it runs this hook, and anew where a
+# later order to delete the pod gives less time.
+gone=
 while true; do
-    if deadline=$(storaged going); then
+    going=0
+    given=$(storaged going) || going=$?
+    now=$(date +%s)
+    if [ -n "$given" ] && { [ -z "$gone" ] || [ "$gone" -gt $((now + ${given%s})) ]; }; then
+        gone=$((now + ${given%s}))
+    fi
+    left=$((${gone:-$now} - now))
+    deadline=$((left > 0 ? left : 1))s
+    if [ "$going" -eq 0 ]; then
         exec storaged drain --deadline "$deadline" "$@"
     fi
-    left=$((end - $(date +%s)))
-    if [ "$left" -le 0 ]; then
+    wait=$((end - now))
+    own=$((left - ${STORAGED_LEAVE_S:-20}))
+    if [ -n "$gone" ] && [ "$own" -lt "$wait" ]; then
+        wait=$own
+    fi
+    if [ "$wait" -le 0 ]; then
         echo "ending although a restart is not safe" >&2
+        if [ -n "$gone" ]; then
+            exec storaged drain --deadline "$deadline" --keep-place
+        fi
         exit 1
     fi
     look=${STORAGED_LOOK_S:-15}
-    if storaged restart-safe --wait --timeout "$((left < look ? left : look))"; then
+    if storaged restart-safe --wait --timeout "$((wait < look ? wait : look))"; then
         exit 0
     fi
 done

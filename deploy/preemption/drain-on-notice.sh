@@ -1,19 +1,14 @@
 #!/bin/sh
 # Waits until this machine is announced to go (spot, preemption, maintenance), then drains it. Runs beside the daemon, as root or as
-# the daemon's user, for instance as a systemd service or as a second container of the DaemonSet.
+# the daemon's user: as a systemd service (systemd/storaged-notice.service), or as a second container of the DaemonSet.
 #
 #   drain-on-notice.sh DEADLINE COMMAND...
 #
 # COMMAND is run every five seconds, and ends with 0 once the notice is there. DEADLINE is less than what the provider gives, as 25s.
-#   AWS spot (two minutes), where instances may be asked without a token:
-#                            drain-on-notice.sh 100s curl -sfm 2 http://169.254.169.254/latest/meta-data/spot/instance-action
-#   and where they need one (IMDSv2 alone; without it the first form never sees the notice):
-#                            drain-on-notice.sh 100s sh -c 'M=http://169.254.169.254/latest && \
-#                                T=$(curl -sfm 2 -X PUT -H "X-aws-ec2-metadata-token-ttl-seconds: 60" $M/api/token) && \
-#                                curl -sfm 2 -H "X-aws-ec2-metadata-token: $T" $M/meta-data/spot/instance-action'
-#   GCP (30 seconds):        drain-on-notice.sh 25s sh -c 'curl -sm 2 -H Metadata-Flavor:Google \
-#                                http://169.254.169.254/computeMetadata/v1/instance/preempted | grep -q TRUE'
-#   anything else:           drain-on-notice.sh 25s test -e /run/going
+#   AWS spot (two minutes):     drain-on-notice.sh 100s ./notice.sh aws
+#   GCP spot (30 seconds):      drain-on-notice.sh 20s ./notice.sh gcp
+#   Azure (30 seconds):         drain-on-notice.sh 20s ./notice.sh azure
+#   anything else:              drain-on-notice.sh 25s test -e /run/going
 # Ends as `storaged drain` does: 0 nothing is lost, 75 the time was over before, 1 the daemon did not say.
 set -eu
 if [ "$#" -lt 2 ]; then

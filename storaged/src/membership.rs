@@ -43,7 +43,9 @@ pub use enter::{Entered, Entering, Waits, enter};
 pub use etcd::{EtcdConfig, EtcdError, EtcdRecords};
 pub use follow::{Change, Following, Sight, follow};
 pub use https::RegistryFileError;
-pub use kubernetes::{ApiAccess, ApiServer, KubernetesConfig, KubernetesError, KubernetesRecords};
+pub use kubernetes::{
+    ApiAccess, ApiServer, KubernetesConfig, KubernetesError, KubernetesRecords, NodeLabels, PodEnd,
+};
 pub use objects::ObjectRecords;
 pub use registry::{NumberedRecord, NumberedRecords, Proposal, Registry, RegistryError};
 pub use remembered::Remembered;

@@ -1,7 +1,8 @@
 //! Clusters whose nodes are agreed on in Kubernetes: its API server is one of the tests' own (`storaged_tests::kubernetes`), as strict as the
 //! real one where a registry hangs on it.
 
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -420,6 +421,72 @@ fn pre_stop(api: &ApiServer, system: &System, node: usize) -> Result<Command> {
     Ok(command)
 }
 
+/// What the container starts, with a daemon that only says what it was given.
+fn daemon_script(api: &ApiServer, folder: &Path) -> Result<Command> {
+    let script = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../deploy/kubernetes/daemon.sh"
+    );
+    let (bin, given) = (executable(), "${STORAGED_FAILURE_DOMAIN-none}");
+    let told = format!("[ \"$1\" = run ] && echo \"{given} $*\" && exit");
+    let fake = folder.join("storaged");
+    std::fs::write(
+        &fake,
+        format!("#!/bin/sh\n{told}\nexec {} \"$@\"\n", bin.display()),
+    )?;
+    std::fs::set_permissions(&fake, PermissionsExt::from_mode(0o755))?;
+    let mut command = Command::new(script);
+    command
+        .args(["run", "--config", "file"])
+        .env("PATH", format!("{}:/usr/bin:/bin", folder.display()))
+        .env("STORAGED_KUBERNETES_SERVER", api.server())
+        .env("STORAGED_LOOK_S", "0.1")
+        .env("NODE_NAME", "worker")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    Ok(command)
+}
+
+/// Without it a daemon would move to another one: it is not started before the API server has said it.
+#[test]
+fn a_daemon_is_started_in_the_failure_domain_that_its_nodes_labels_say() -> Result<()> {
+    const LABELS: &str = "STORAGED_FAILURE_DOMAIN_LABELS";
+    let zone_and_node = "topology.kubernetes.io/zone,kubernetes.io/hostname";
+    let (api, folder) = (ApiServer::start()?, tempfile::tempdir()?);
+    let labels = json!({"topology.kubernetes.io/zone": "zone-a", "kubernetes.io/hostname": "n3"});
+    api.put(NODE, json!({"metadata": {"labels": labels}}));
+    let with = |labels: &str| -> Result<Command> {
+        let mut command = daemon_script(&api, folder.path())?;
+        command.env(LABELS, labels);
+        Ok(command)
+    };
+    let plain = with("")?.output()?;
+    ensure!(plain.stdout == b"none run --config file\n", "{plain:?}");
+    let placed = with(zone_and_node)?.output()?;
+    ensure!(
+        placed.stdout == b"zone-a/n3 run --config file\n",
+        "{placed:?}"
+    );
+    let lacking = with("topology.kubernetes.io/zone,example.com/rack")?.output()?;
+    let said = String::from_utf8_lossy(&lacking.stderr);
+    ensure!(lacking.status.code() == Some(78), "{lacking:?}");
+    ensure!(
+        said.contains("example.com/rack") && said.contains("worker"),
+        "{said}"
+    );
+    api.leave();
+    let mut waiting = with(zone_and_node)?.spawn()?;
+    std::thread::sleep(Duration::from_secs(1));
+    ensure!(waiting.try_wait()?.is_none(), "it waits");
+    api.come_back();
+    let placed = waiting.wait_with_output()?;
+    ensure!(
+        placed.stdout == b"zone-a/n3 run --config file\n",
+        "{placed:?}"
+    );
+    Ok(())
+}
+
 const NODE: &str = "/api/v1/nodes/worker";
 const POD: &str = "/api/v1/namespaces/storaged/pods/storaged-x";
 
@@ -453,6 +520,30 @@ fn a_pod_that_is_started_again_alone_waits_until_that_loses_nothing() -> Result<
         .env("STORAGED_RESTART_WAIT_S", "0")
         .output()?;
     ensure!(over.status.code() == Some(1), "{over:?}");
+    Ok(())
+}
+
+/// As by `kubectl delete pod --grace-period=12`. What only this node can finish is given some of it, beside what the others are to put back.
+#[test]
+fn a_pod_with_little_time_is_drained_before_that_is_over() -> Result<()> {
+    let mut system = three_of_which_one_is_lost()?;
+    let api = ApiServer::start()?;
+    api.put(NODE, json!({"metadata": {}, "spec": {}}));
+    api.put(POD, json!({"metadata": {"deletionGracePeriodSeconds": 12}}));
+    let begun = Instant::now();
+    let done = pre_stop(&api, &system, 0)?
+        .env("STORAGED_LEAVE_S", "4")
+        .output()?;
+    let (took, said) = (begun.elapsed(), String::from_utf8_lossy(&done.stderr));
+    ensure!(done.status.code() == Some(75), "{}: {said}", done.status);
+    ensure!(said.contains("a restart is not safe"), "{said}");
+    let gives_time = said.contains("within 4 s:") || said.contains("within 3 s:");
+    ensure!(gives_time && said.contains("bears 0 of 1 losses"), "{said}");
+    // 5 s of it are the pod's own.
+    let expected = Duration::from_secs(6)..Duration::from_secs(12);
+    ensure!(expected.contains(&took), "{took:?}: {said}");
+    let ended = system.cluster.wait(0)?.context("its end")?;
+    ensure!(ended.code() == Some(75), "{ended}");
     Ok(())
 }
 
@@ -523,6 +614,19 @@ fn who_goes_hears_how_long_a_drain_may_take() -> Result<()> {
         stays.status.code() == Some(1) && stays.stdout.is_empty(),
         "{stays:?}"
     );
+    // The pod alone ends.
+    api.put(POD, json!({"metadata": {"deletionGracePeriodSeconds": 30}}));
+    let stays = going()?;
+    ensure!(
+        stays.status.code() == Some(1) && stays.stdout == b"25s\n",
+        "{stays:?}"
+    );
+    // Its kubelet ends it, before the node says why.
+    let shutdown = "Pod was terminated in response to imminent node shutdown.";
+    let condition = json!({"type": "DisruptionTarget", "message": shutdown});
+    api.put(POD, json!({"status": {"conditions": [condition]}}));
+    let goes = going()?;
+    ensure!(goes.status.success() && goes.stdout == b"25s\n", "{goes:?}");
     api.put(
         NODE,
         json!({"spec": {"taints": [{"key": "ToBeDeletedByClusterAutoscaler"}]}}),

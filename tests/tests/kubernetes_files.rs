@@ -160,6 +160,24 @@ fn pods_of_a_job_find_the_first_of_them() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn scripts_of_the_daemons_pod_are_in_its_image() -> Result<()> {
+    let image = fs::read_to_string(deploy("container/Containerfile"))?;
+    let objects = objects("daemonset.yaml")?;
+    let pod = &of_kind(&objects, "DaemonSet")?["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    let hook = &container["lifecycle"]["preStop"]["exec"];
+    for command in [&container["command"], &hook["command"]] {
+        let path = text(&command[0])?;
+        let name = path.strip_prefix("/usr/local/share/storaged/");
+        let name = name.with_context(|| format!("a script in the image, got {path}"))?;
+        ensure!(image.contains(&format!(" /build/deploy/kubernetes/{name} ")));
+        let mode = fs::metadata(deploy("kubernetes").join(name))?.permissions();
+        ensure!(mode.mode() & 0o111 == 0o111, "{name}: {mode:?}");
+    }
+    Ok(())
+}
+
 /// `kubectl` as far as `make-token.sh` goes: Secrets are files, and what it was told is written down.
 const KUBECTL: &str = r#"#!/usr/bin/env bash
 set -euo pipefail

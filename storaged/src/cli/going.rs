@@ -1,4 +1,5 @@
-//! `storaged going`: whether this machine is about to go, for hooks that drain it then (deploy/kubernetes/pre-stop.sh).
+//! `storaged going`: whether this machine is about to go, and how long its pod may take to end, for hooks that drain it then
+//! (deploy/kubernetes/pre-stop.sh).
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -7,20 +8,20 @@ use clap::Args;
 
 use super::{CliError, print};
 use crate::config::Span;
-use crate::membership::{ApiAccess, ApiServer, KubernetesError};
+use crate::membership::{ApiAccess, ApiServer, KubernetesError, PodEnd};
 
 /// What a pod's end needs beside the drain.
 const RESERVE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Asks the API server of Kubernetes, as a pod does. A node goes if it is cordoned (`kubectl drain`), deleted, shutting down, or has a taint\nof one that goes (cluster autoscaler, Karpenter, spot notices). Stdout then has how long a drain may take, for\n`storaged drain --deadline`; the reason is on stderr. Exit codes: 0 it goes, 1 it stays, or nobody says."
+    after_help = "Asks the API server of Kubernetes, as a pod does. A node goes if it is cordoned (`kubectl drain`), deleted, shutting down, or has a taint\nof one that goes (cluster autoscaler, Karpenter, spot notices). Stdout then has how long a drain may take, for\n`storaged drain --deadline`; the reason is on stderr. Where it stays, stdout has that time if the pod alone was told to end.\nIt counts from when the pod was told. Exit codes: 0 it goes, 1 it stays, or nobody says."
 )]
 pub struct GoingArgs {
     /// The node in Kubernetes that this pod is on
     #[arg(long, env = "NODE_NAME")]
     node: String,
-    /// This pod: what is left of its grace period is what a drain may take
+    /// This pod: a drain may take the grace period that it was told to end with, but for 5 s
     #[arg(long, env = "POD_NAME", requires = "namespace")]
     pod: Option<String>,
     /// The namespace of the pod
@@ -34,40 +35,55 @@ pub struct GoingArgs {
     server: Option<String>,
 }
 
+/// What the API server says of both.
+struct Said {
+    why_node_goes: Result<Option<String>, KubernetesError>,
+    pod: Result<PodEnd, KubernetesError>,
+}
+
 /// Runs `storaged going`.
 pub fn going(args: &GoingArgs) -> Result<ExitCode, CliError> {
     let runtime = super::members::runtime()?;
-    let Some(why) = runtime.block_on(why(args))? else {
-        eprintln!("node {} stays", args.node);
-        return Ok(ExitCode::FAILURE);
-    };
-    eprintln!("node {} goes: {why}", args.node);
-    let deadline = runtime.block_on(grace(args)).unwrap_or_else(|error| {
+    let Said { why_node_goes, pod } = runtime.block_on(ask(args))?;
+    let pod = pod.unwrap_or_else(|error| {
         // Whoever goes has no time for that.
         eprintln!("{}", crate::driver::chain(&error));
-        None
+        PodEnd::default()
     });
-    let deadline = deadline.unwrap_or(Duration::from_millis(args.deadline.as_ms()));
-    print(&format!("{}s", deadline.as_secs().max(1)));
+    let grace = pod.grace.map(|it| it.saturating_sub(RESERVE));
+    let why = match (why_node_goes, pod.why_machine_goes) {
+        (Ok(Some(why)), _) | (_, Some(why)) => why,
+        (stays, None) => {
+            if let Some(grace) = grace {
+                tell(grace);
+            }
+            stays?;
+            eprintln!("node {} stays", args.node);
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    eprintln!("node {} goes: {why}", args.node);
+    tell(grace.unwrap_or(Duration::from_millis(args.deadline.as_ms())));
     Ok(ExitCode::SUCCESS)
 }
 
-fn api(args: &GoingArgs) -> Result<ApiServer, KubernetesError> {
-    let server = args.server.clone();
-    ApiServer::open(&ApiAccess {
-        server,
+fn tell(within: Duration) {
+    print(&format!("{}s", within.as_secs().max(1)));
+}
+
+/// Asks for both at once: the pod's time may be short.
+async fn ask(args: &GoingArgs) -> Result<Said, KubernetesError> {
+    let api = ApiServer::open(&ApiAccess {
+        server: args.server.clone(),
         ..ApiAccess::default()
-    })
+    })?;
+    let (why_node_goes, pod) = tokio::join!(api.why_node_goes(&args.node), end_of_pod(&api, args));
+    Ok(Said { why_node_goes, pod })
 }
 
-async fn why(args: &GoingArgs) -> Result<Option<String>, KubernetesError> {
-    api(args)?.why_node_goes(&args.node).await
-}
-
-async fn grace(args: &GoingArgs) -> Result<Option<Duration>, KubernetesError> {
-    let Some((pod, namespace)) = args.pod.as_ref().zip(args.namespace.as_ref()) else {
-        return Ok(None);
-    };
-    let grace = api(args)?.grace_of_pod(namespace, pod).await?;
-    Ok(grace.map(|it| it.saturating_sub(RESERVE)))
+async fn end_of_pod(api: &ApiServer, args: &GoingArgs) -> Result<PodEnd, KubernetesError> {
+    match args.pod.as_ref().zip(args.namespace.as_ref()) {
+        Some((pod, namespace)) => api.end_of_pod(namespace, pod).await,
+        None => Ok(PodEnd::default()),
+    }
 }

@@ -6,6 +6,7 @@ mod drain;
 mod drill;
 mod drop_job;
 mod export;
+mod failure_domain;
 mod going;
 mod inspect;
 mod members;
@@ -110,6 +111,14 @@ pub enum CliError {
     /// Asking whether the machine goes.
     #[error("it cannot be said whether this machine goes")]
     Kubernetes(#[from] KubernetesError),
+    /// Asking where this node lies.
+    #[error("it cannot be said in which failure domain this node lies")]
+    Labels(#[source] KubernetesError),
+    /// A node without a label that says where it lies.
+    #[error(
+        "expected a label {label} on node {node}, got none: all nodes name the same levels of failure domains"
+    )]
+    NoLabel { label: String, node: String },
     /// A change of the members that cannot be.
     #[error(transparent)]
     Members(#[from] ChangeError),
@@ -153,7 +162,11 @@ impl CliError {
     /// What a script sees.
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Config(_) | Self::Tls(_) | Self::Log(_) | Self::Twin(_) => EXIT_CONFIG.into(),
+            Self::Config(_)
+            | Self::Tls(_)
+            | Self::Log(_)
+            | Self::Twin(_)
+            | Self::NoLabel { .. } => EXIT_CONFIG.into(),
             Self::Usage(_) | Self::Keep(KeepError::NoAddress | KeepError::Address { .. }) => {
                 EXIT_USAGE.into()
             }
@@ -194,6 +207,8 @@ enum Command {
     Drain(drain::DrainArgs),
     /// Say whether this machine is about to go, and how long a drain may take; exit code 1 if not
     Going(going::GoingArgs),
+    /// Say in which failure domain this node lies, by its labels in Kubernetes
+    FailureDomain(failure_domain::FailureDomainArgs),
     /// Keep a checkpoint in RAM and in the durable tier, whatever is saved later
     Pin(tier::PinArgs),
     /// Let it go as others do again
@@ -306,6 +321,7 @@ pub fn main() -> Result<ExitCode, CliError> {
         Command::RestartSafe(args) => restart_safe::restart_safe(&args),
         Command::Drain(args) => drain::drain(&args),
         Command::Going(args) => return going::going(&args),
+        Command::FailureDomain(args) => failure_domain::failure_domain(&args),
         Command::Pin(args) => tier::pin(&args, Keep::Pin),
         Command::Unpin(args) => tier::pin(&args, Keep::Unpin),
         Command::Rm(args) => tier::rm(&args),

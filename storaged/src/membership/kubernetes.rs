@@ -5,6 +5,7 @@
 //! `resourceVersion`. Where the record of that number is missing, as after a node that died between the two, all names are looked at.
 
 mod api;
+mod labels;
 mod leaving;
 
 use std::path::PathBuf;
@@ -23,6 +24,8 @@ use super::packed::{pack, unpack};
 use super::registry::{NumberedRecord, NumberedRecords, Proposal, RegistryError, name_of_number};
 use api::ApiRequest;
 pub use api::{ApiAccess, ApiServer, KubernetesError};
+pub use labels::NodeLabels;
+pub use leaving::PodEnd;
 
 /// Names of series are labels too, which have 63 bytes: this one, `-run-` and 32 digits.
 const PREFIX_BYTES_MAX: usize = 24;

@@ -1,5 +1,5 @@
-//! Whether the machine below a pod is about to go, as its node in Kubernetes says. A DaemonSet's pod is told nothing else: `kubectl drain`
-//! passes it over, and when the machine ends it gets a SIGTERM like any pod that is started again.
+//! Whether the machine below a pod is about to go, as its node in Kubernetes says, and how long the pod may take to end. A DaemonSet's pod
+//! is told nothing else: `kubectl drain` passes it over, and when the machine ends it gets a SIGTERM like any pod that is started again.
 
 use std::time::Duration;
 
@@ -20,6 +20,17 @@ const TAINTS: &[&str] = &[
 ];
 /// What the kubelet says beside `Ready` while it ends the pods of a machine that shuts down.
 const SHUTTING_DOWN: &str = "node is shutting down";
+/// What it says of a pod that it ends for that, in the condition `DisruptionTarget`; the node may say it later.
+const ENDED_FOR_SHUTDOWN: &str = "imminent node shutdown";
+
+/// How a pod ends.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct PodEnd {
+    /// What it was given, from when it was told to end; none before, and where the kubelet ends it by itself.
+    pub grace: Option<Duration>,
+    /// Why the machine goes, in words, if it ends for that.
+    pub why_machine_goes: Option<String>,
+}
 
 /// Why a node goes, in words; none if it stays.
 pub fn why_it_goes(node: &Value) -> Option<String> {
@@ -45,6 +56,22 @@ pub fn why_it_goes(node: &Value) -> Option<String> {
     }
 }
 
+/// How this pod ends.
+fn end_of(pod: &Value) -> PodEnd {
+    let conditions = pod["status"]["conditions"].as_array();
+    let mut messages = conditions
+        .into_iter()
+        .flatten()
+        .filter(|condition| condition["type"] == "DisruptionTarget")
+        .filter_map(|condition| condition["message"].as_str());
+    let shutdown = messages.find(|message| message.contains(ENDED_FOR_SHUTDOWN));
+    let grace = pod["metadata"]["deletionGracePeriodSeconds"].as_u64();
+    PodEnd {
+        grace: grace.map(Duration::from_secs),
+        why_machine_goes: shutdown.map(|message| format!("the kubelet says: {message}")),
+    }
+}
+
 impl ApiServer {
     /// Why a node goes.
     ///
@@ -55,20 +82,14 @@ impl ApiServer {
         Ok(why_it_goes(&self.ask(&asked).await?))
     }
 
-    /// How long a pod may take to end, once it has been told to.
+    /// How a pod ends.
     ///
     /// # Errors
     /// [`KubernetesError`] if the API server does not say.
-    pub async fn grace_of_pod(
-        &self,
-        namespace: &str,
-        pod: &str,
-    ) -> Result<Option<Duration>, KubernetesError> {
+    pub async fn end_of_pod(&self, namespace: &str, pod: &str) -> Result<PodEnd, KubernetesError> {
         let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}");
         let asked = ApiRequest::get(path, format!("get pod {pod} in {namespace}"));
-        let found = self.ask(&asked).await?;
-        let seconds = found["metadata"]["deletionGracePeriodSeconds"].as_u64();
-        Ok(seconds.map(Duration::from_secs))
+        Ok(end_of(&self.ask(&asked).await?))
     }
 }
 
@@ -103,5 +124,40 @@ mod tests {
         assert!(with("/spec", json!({"unschedulable": true})).contains("cordoned"));
         let deleted = json!({"deletionTimestamp": "2026-11-25T00:00:00Z"});
         assert!(with("/metadata", deleted).contains("deleted"));
+    }
+    #[test]
+    fn a_pod_says_what_it_was_given_and_whether_the_machine_shuts_down() {
+        assert_eq!(end_of(&json!({})), PodEnd::default());
+        let evicted = json!({
+            "metadata": {"deletionGracePeriodSeconds": 30},
+            "status": {"conditions": [{
+                "type": "DisruptionTarget",
+                "reason": "EvictionByEvictionAPI",
+                "message": "Eviction API: evicting",
+            }]},
+        });
+        let grace = Some(Duration::from_secs(30));
+        let why_machine_goes = None;
+        assert_eq!(
+            end_of(&evicted),
+            PodEnd {
+                grace,
+                why_machine_goes
+            }
+        );
+        let shutdown = json!({"status": {"conditions": [
+            {"type": "Ready", "status": "True"},
+            {
+                "type": "DisruptionTarget",
+                "reason": "TerminationByKubelet",
+                "message": "Pod was terminated in response to imminent node shutdown.",
+            },
+        ]}});
+        let PodEnd {
+            grace,
+            why_machine_goes,
+        } = end_of(&shutdown);
+        assert_eq!(grace, None);
+        assert!(why_machine_goes.unwrap().contains("node shutdown"));
     }
 }
