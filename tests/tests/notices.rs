@@ -7,8 +7,26 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-/// Of a metadata service: a request's first line up to HTTP, a header without which it is refused, and what is said.
-type Answer = (&'static str, &'static str, String);
+/// Of a metadata service.
+#[derive(Clone)]
+struct Answer {
+    /// The request's first line, but for HTTP.
+    asked: &'static str,
+    /// Without it the request is refused.
+    header: &'static str,
+    said: String,
+}
+
+impl Answer {
+    fn new(asked: &'static str, header: &'static str, said: impl Into<String>) -> Self {
+        let said = said.into();
+        Self {
+            asked,
+            header,
+            said,
+        }
+    }
+}
 
 /// Serves them to the end of this process; its address.
 fn metadata_service(answers: Vec<Answer>) -> Result<String> {
@@ -28,10 +46,9 @@ fn answer(mut stream: TcpStream, answers: &[Answer]) -> Result<()> {
     while reader.read_line(&mut head)? > 2 {}
     let head = head.replace(": ", ":");
     let mut all = answers.iter();
-    let found = all.find(|(asked, header, _)| {
-        head.starts_with(&format!("{asked} HTTP")) && head.contains(header)
-    });
-    let (status, body) = found.map_or((404, ""), |(_, _, said)| (200, said.as_str()));
+    let found =
+        all.find(|it| head.starts_with(&format!("{} HTTP", it.asked)) && head.contains(it.header));
+    let (status, body) = found.map_or((404, ""), |it| (200, it.said.as_str()));
     let length = body.len();
     write!(
         stream,
@@ -56,20 +73,19 @@ fn is_announced(cloud: &str, answers: Vec<Answer>) -> Result<bool> {
 #[test]
 fn clouds_announce_that_a_spot_machine_goes() -> Result<()> {
     let action = "GET /latest/meta-data/spot/instance-action";
-    let says = |text: &str| text.to_owned();
-    let plain = vec![(action, "", says("terminate"))];
-    let token = (
+    let plain = Answer::new(action, "", "terminate");
+    let token = Answer::new(
         "PUT /latest/api/token",
         "X-aws-ec2-metadata-token-ttl-seconds:60",
-        says("word"),
+        "word",
     );
-    let guarded = (action, "X-aws-ec2-metadata-token:word", says("terminate"));
-    ensure!(is_announced("aws", plain)?);
+    let guarded = Answer::new(action, "X-aws-ec2-metadata-token:word", "terminate");
+    ensure!(is_announced("aws", vec![plain])?);
     ensure!(is_announced("aws", vec![token.clone(), guarded])?);
     ensure!(!is_announced("aws", vec![token])?);
     let preempted = "GET /computeMetadata/v1/instance/preempted";
     for (said, goes) in [("TRUE", true), ("FALSE", false)] {
-        let answer = (preempted, "Metadata-Flavor:Google", says(said));
+        let answer = Answer::new(preempted, "Metadata-Flavor:Google", said);
         ensure!(is_announced("gcp", vec![answer])? == goes, "{said}");
     }
     Ok(())
@@ -78,10 +94,10 @@ fn clouds_announce_that_a_spot_machine_goes() -> Result<()> {
 /// A scale set's machines are told of one another.
 #[test]
 fn azure_announces_events_of_which_those_count_that_end_this_machine() -> Result<()> {
-    let name = (
+    let name = Answer::new(
         "GET /metadata/instance/compute/name?api-version=2021-02-01&format=text",
         "Metadata:true",
-        "worker_3".to_owned(),
+        "worker_3",
     );
     let event = |kind: &str, of: &[&str]| {
         json!({
@@ -110,10 +126,10 @@ fn azure_announces_events_of_which_those_count_that_end_this_machine() -> Result
     ] {
         let listed = json!({"DocumentIncarnation": 1, "Events": events});
         for said in [listed.to_string(), format!("{listed:#}")] {
-            let answer = (
+            let answer = Answer::new(
                 "GET /metadata/scheduledevents?api-version=2020-07-01",
                 "Metadata:true",
-                said.clone(),
+                &said,
             );
             let answers = vec![name.clone(), answer];
             ensure!(is_announced("azure", answers)? == goes, "{said}");

@@ -157,6 +157,24 @@ def cluster(folder, nodes, k, m, extra, ports=()):
 ON_REQUEST = '[durable]\nkind = "directory"\npath = "TIER"\n[trickle]\nevery = 1000\n'
 
 
+def saved_by_one(daemon, step, durable="never"):
+    """A step of a job of one rank, as safe as it gets."""
+    until = "durable" if durable == "required" else daemon.newest_state
+    body = f"""
+import torch
+from storaged.torch import Checkpointer
+with Checkpointer(timeout=60, durable={durable!r}) as checkpointer:
+    checkpointer.save({step}, {{"w": torch.full((100_000,), {float(step)}), "step": {step}}})
+    assert checkpointer.wait(until={until!r})
+"""
+    settings = os.environ | {
+        "PYTHONPATH": str(PACKAGE), "STORAGED_SOCKET": str(daemon.socket), "STORAGED_TOKEN": "a-secret-of-tests", "STORAGED_NAMESPACE": "job",
+        "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+    }
+    done = subprocess.run([sys.executable, "-c", body], env=settings, timeout=200, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def saved_by_two(nodes, tmp_path, step, durable="never"):
     """A step of two ranks on nodes 0 and 1, so that every node is in the manifest and has it."""
     until = "durable" if durable == "required" else "protected"

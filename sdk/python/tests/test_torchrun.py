@@ -12,9 +12,9 @@ from datetime import timedelta
 import pytest
 import storaged
 import torch.distributed as dist
-from daemon import HERE, PACKAGE, free_port, saved_by_two
+from daemon import HERE, ON_REQUEST, PACKAGE, free_port, saved_by_one, saved_by_two
 from storaged import Decision, errors
-from storaged._verdict import Reason, RestartPlan, RestartVerdict, WaitingGain
+from storaged._verdict import FailedRestart, Reason, RestartPlan, RestartVerdict, WaitingGain
 from storaged.torchrun import AgreedVerdict, agreed_verdict
 from torch.distributed.elastic.rendezvous import registry
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousParameters, RendezvousTimeoutError
@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousP
 if not hasattr(registry, "_register_out_of_tree_handlers"):
     pytest.skip("this torch takes no rendezvous backends of other packages", allow_module_level=True)
 
-from storaged import _rendezvous  # noqa: E402
+from storaged import _failed_start, _rendezvous  # noqa: E402
 from storaged._rendezvous import Settings, VerdictRendezvous  # noqa: E402
 
 EXAMPLE = HERE.parent / "examples" / "torchrun_rendezvous.py"
@@ -30,12 +30,12 @@ NOW = Settings(wait_s=0, ask_s=5, allow_older=False)
 FIRST = Reason("nothing-saved", "nobody has heard of a checkpoint")
 
 
-def found(decision, step=None, *reasons, gains=()):
-    """A verdict of `decision` on a step of run 1; `gains` are the steps that waiting would gain."""
+def found(decision, step=None, *reasons, gains=(), newest=None):
+    """A verdict of `decision` on a step of run 1; `gains` are the steps that waiting would gain, `newest` is one that is lost."""
     plan = None if step is None else RestartPlan("1-a", step, "digest", 2, "protected", 10, ())
     waiting = tuple(WaitingGain("1-a", gain, Decision.RECOVER, (), f"step {gain} if n1 returns") for gain in gains)
     code = {Decision.RECOVER: 10, Decision.RESTART_FROM_DURABLE: 11}.get(decision, 13 if FIRST in reasons else 12)
-    return RestartVerdict("job", decision, code, reasons, plan, (), None, (), waiting)
+    return RestartVerdict("job", decision, code, reasons, plan, (), ("1-a", newest) if newest else None, (), waiting)
 
 
 RECOVER = found(Decision.RECOVER, 20)
@@ -54,6 +54,9 @@ class Rounds:
     def next_rendezvous(self):
         store, rank, size = self.rounds.pop(0)
         return RendezvousInfo(store, rank, size, None)
+
+    def num_nodes_waiting(self):
+        return 1
 
 
 class Nodes:
@@ -193,7 +196,7 @@ def test_a_daemon_that_goes_while_a_node_is_waited_for_ends_the_wait(monkeypatch
 
 def test_a_node_that_hears_nothing_meets_the_others_anew_and_not_for_ever(monkeypatch):
     nodes = Nodes(monkeypatch, [RECOVER])
-    monkeypatch.setattr(_rendezvous, "SLACK_S", -9.5)
+    monkeypatch.setattr(_rendezvous, "SLACK_S", -14.5)
     silent = (dist.HashStore(), 1, 2)
     monkeypatch.setattr(threading.current_thread(), "name", "0")
     met = VerdictRendezvous(Rounds(silent, silent, (nodes.store, 0, 1)), NOW, "127.0.0.1").next_rendezvous()
@@ -248,6 +251,108 @@ def test_who_refuses_says_why_when_the_store_goes_with_the_node_that_had_it(monk
     del server
     second.join(5)
     assert not second.is_alive() and isinstance(nodes.outcomes[1], errors.RestartRefused), nodes.outcomes
+
+
+class Job:
+    """Agents that stay over several starts, and what the first of them counts as failed."""
+
+    def __init__(self, monkeypatch, nodes):
+        self.agents = [self.agent() for _ in range(nodes)]
+        self.counted, self.said, self.is_away = [], [], False
+        monkeypatch.setattr(_rendezvous, "verdict", lambda *, timeout: self.said.pop(0))
+        monkeypatch.setattr(_rendezvous, "restart_failed", self.count)
+        monkeypatch.setattr(_failed_start, "COME_WITHIN_S", 0.5)
+        monkeypatch.setattr(_failed_start, "LOOK_EVERY_S", 0.01)
+        monkeypatch.delenv("STORAGED_VERDICT", raising=False)
+
+    @staticmethod
+    def agent():
+        return VerdictRendezvous(Rounds(), NOW, "127.0.0.1")
+
+    def count(self, step, *, run, timeout):
+        assert (run, timeout) == ("1-a", NOW.ask_s)
+        if self.is_away:
+            raise AWAY
+        self.counted.append(step)
+        return FailedRestart(run, step, len(self.counted), 600_000)
+
+    def start(self, *said, failed=(0,)):
+        """The step of the next start, for which the first agent's daemon says these verdicts. Workers of `failed` have ended the last one; the
+        other agents have seen that somebody waits."""
+        self.said, store = list(said), dist.HashStore()
+        threads, met = [], []
+        for rank, agent in enumerate(self.agents):
+            agent._over.rounds.append((store, rank, len(self.agents)))
+            if rank not in failed:
+                assert agent.num_nodes_waiting() == 1
+            threads.append(threading.Thread(target=lambda one=agent: met.append(one.next_rendezvous())))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert len(met) == len(self.agents) and not self.said, (met, self.said)
+        return agreed_verdict().step
+
+
+TENTH = found(Decision.RECOVER, 10)
+
+
+def test_a_step_that_workers_fail_from_is_counted_before_the_next_start(monkeypatch, caplog):
+    job = Job(monkeypatch, 3)
+    assert job.start(RECOVER) == 20 and job.counted == []
+    assert job.start(RECOVER, TENTH, failed=[2]) == 10 and job.counted == [20]
+    assert "a restart from step 20 has failed, 1 by now" in caplog.text
+    # It is the last one, and was offered for want of another: counted again, once in each round.
+    assert job.start(TENTH, RECOVER) == 20 and job.start(RECOVER, RECOVER, failed=[0, 1, 2]) == 20
+    assert job.counted == [20, 10, 20]
+
+
+def test_a_step_behind_something_newer_has_not_failed(monkeypatch):
+    job = Job(monkeypatch, 2)
+    assert [job.start(one) for one in (TENTH, RECOVER)] == [10, 20]
+    # What was saved since is lost with the machine that failed: the start got somewhere all the same.
+    lost = found(Decision.RECOVER, 20, newest=30)
+    assert job.start(lost) == 20 and job.counted == []
+    # It was lost before this start, which has saved nothing.
+    assert job.start(lost, TENTH) == 10 and job.counted == [20]
+
+
+def test_a_round_that_ends_because_nodes_come_or_go_is_no_failure_of_a_step(monkeypatch):
+    job = Job(monkeypatch, 3)
+    job.start(RECOVER)
+    job.agents.append(job.agent())
+    assert job.start(RECOVER) == 20
+    # One is lost, and then another agent comes in its place.
+    del job.agents[1]
+    assert job.start(RECOVER) == 20
+    job.agents[2] = job.agent()
+    assert job.start(RECOVER) == 20
+    job.agents[0] = job.agent()
+    assert job.start(RECOVER) == 20
+    # The same ones meet anew, and nobody's workers have failed.
+    assert job.start(RECOVER, failed=()) == 20 and job.counted == []
+    assert job.start(RECOVER, TENTH) == 10 and job.counted == [20]
+
+
+def test_a_job_whose_failure_cannot_be_counted_goes_on(monkeypatch, caplog):
+    job = Job(monkeypatch, 2)
+    job.start(RECOVER)
+    job.is_away = True
+    assert job.start(RECOVER, RECOVER) == 20 and "could not be counted" in caplog.text
+    # The other node is the first one now: they are the same two.
+    job.is_away = False
+    job.agents.reverse()
+    assert job.start(RECOVER, TENTH) == 10 and job.counted == [20]
+
+
+def test_nothing_is_counted_after_a_start_without_a_step(monkeypatch):
+    job = Job(monkeypatch, 2)
+    nothing = found(Decision.IMPOSSIBLE, None, FIRST)
+    assert [job.start(nothing), job.start(nothing), job.start(RECOVER)] == [None, None, 20]
+    monkeypatch.setattr(_rendezvous, "verdict", lambda *, timeout: (_ for _ in ()).throw(AWAY))
+    assert job.start() is None
+    monkeypatch.setattr(_rendezvous, "verdict", lambda *, timeout: job.said.pop(0))
+    assert job.start(RECOVER) == 20 and job.counted == []
 
 
 def parameters(**conf):
@@ -396,6 +501,17 @@ def test_a_killed_worker_is_started_again_and_told_what_it_gets(daemons, agents)
     code, text = agent.ended()
     assert code == 0 and text.count("ends after step 60") == 2, text
     assert re.search(r"INFO storaged.torchrun: starting: job: recover-in-place step", text), text
+
+
+def test_a_step_that_kills_its_workers_is_not_started_from_again(daemons, agents, tmp_path):
+    daemon = daemons(ON_REQUEST)
+    daemon.newest_state = "committed"
+    saved_by_one(daemon, 10, durable="required")
+    saved_by_one(daemon, 20)
+    (tmp_path / "fails.py").write_text(LOOK + "assert loaded != 20\n")
+    code, text = agents(daemon.socket, tmp_path / "fails.py").ended()
+    assert code == 0 and re.findall(r"LOADED (\d+)", text) == ["20", "10"], text
+    assert "a restart from step 20 has failed, 1 by now" in text, text
 
 
 def test_nodes_of_one_job_are_told_the_same_after_a_kill(nodes, agents):

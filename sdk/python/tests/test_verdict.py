@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import storaged
-from daemon import HERE, ON_REQUEST, PACKAGE, ROOT, executable, saved_by_two
+from daemon import HERE, ON_REQUEST, PACKAGE, ROOT, executable, saved_by_one, saved_by_two
 from storaged import Decision, errors
 
 LAUNCHER = HERE.parent / "examples" / "torchrun_verdict.py"
@@ -55,21 +55,6 @@ def launch(environment, tmp_path, *arguments):
 
 def of(daemon, **settings):
     return storaged.verdict("job", socket=daemon.socket, token=b"a-secret-of-tests", **settings)
-
-
-def saved(daemon, tmp_path, step, durable="never"):
-    """A step of a job, saved by a process of its own, as safe as it gets."""
-    until = "durable" if durable == "required" else daemon.newest_state
-    body = f"""
-import torch
-from storaged.torch import Checkpointer
-with Checkpointer(timeout=60, durable={durable!r}) as checkpointer:
-    checkpointer.save({step}, {{"w": torch.full((100_000,), {float(step)}), "step": {step}}})
-    assert checkpointer.wait(until={until!r})
-"""
-    command = [sys.executable, "-c", body]
-    done = subprocess.run(command, env=environment(daemon, tmp_path), timeout=200, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_each_verdict_in_types(nodes, tmp_path):
@@ -121,7 +106,7 @@ def test_a_verdict_is_no_error_and_no_verdict_is_one(daemons):
 def test_the_command_says_the_same(daemons, tmp_path):
     daemon = daemons(ON_REQUEST)
     daemon.newest_state = "committed"
-    saved(daemon, tmp_path, 10)
+    saved_by_one(daemon, 10)
     command = [executable(), "plan", "job", "--verdict", "--json", "--socket", str(daemon.socket)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | {"STORAGED_TOKEN": "a-secret-of-tests"})
     said, verdict = json.loads(done.stdout), of(daemon)
@@ -142,8 +127,8 @@ def test_torchrun_gets_another_step_after_one_that_failed(daemons, tmp_path):
     """Step 20 kills its trainer at each start, before anything newer is saved: it is not tried a second time while there is another one."""
     daemon = daemons(ON_REQUEST)
     daemon.newest_state = "committed"
-    saved(daemon, tmp_path, 10, durable="required")
-    saved(daemon, tmp_path, 20)
+    saved_by_one(daemon, 10, durable="required")
+    saved_by_one(daemon, 20)
     settings = environment(daemon, tmp_path, TRAIN_SAVES="0", TRAIN_UNTIL="1")
     code, text = launch(settings, tmp_path, "--restarts", "3")
     assert code == 0, text
@@ -207,7 +192,7 @@ def test_a_slurm_job_starts_again_in_place_and_is_requeued_only_when_that_is_of_
 
 def test_a_slurm_job_is_not_started_from_a_step_that_its_load_refuses(nodes, tmp_path):
     """One of three nodes has all of it, also what describes it, and does not know whether there is something newer."""
-    saved(nodes[2], tmp_path, 20)
+    saved_by_one(nodes[2], 20)
     nodes[0].stop()
     nodes[1].stop()
     start = ["touch", str(tmp_path / "started")]

@@ -3,7 +3,7 @@
 Another backend does all of the rendezvous. When its round is complete one node asks its daemon and writes what is to be done into the
 round's store; the others read that, so either all start their workers or none does. The first node asks; if its daemon does not
 answer the second does, then the third. Without an answer the job is started as if nobody had asked. Every wait is bounded, and
-gives way to signals.
+gives way to signals. Where the last start has failed from the step that is offered again (`_failed_start.py`), that is counted before.
 
 The workers of each round get a store of their own. torch (2.15) keeps one over all rounds, where they read what those before them have
 written: addresses of processes that have ended, and words of other starts.
@@ -30,7 +30,8 @@ from torch.distributed.elastic.rendezvous.api import (
     rendezvous_handler_registry,
 )
 
-from ._verdict import RestartVerdict, verdict
+from ._failed_start import LastStart
+from ._verdict import RestartPlan, RestartVerdict, restart_failed, verdict
 from .errors import InvalidArgument, RestartRefused, StoragedError
 from .torchrun import VERDICT_VARIABLE, AgreedVerdict
 
@@ -71,8 +72,9 @@ class Settings:
 
     @property
     def patience_s(self) -> float:
-        """How long others wait for the node that asks. Its last question may begin just before its time is over."""
-        return self.wait_s + 2 * self.ask_s + SLACK_S
+        """How long others wait for the node that asks: a question that counts a failure, and the last one, which may begin just before its
+        time is over."""
+        return self.wait_s + 3 * self.ask_s + SLACK_S
 
 
 class VerdictRendezvous(RendezvousHandler):
@@ -84,6 +86,7 @@ class VerdictRendezvous(RendezvousHandler):
         self._address = address
         #: The store of this round's workers, if this is the first node.
         self._server: Any = None
+        self._last = LastStart()
 
     @classmethod
     def create(cls, parameters: RendezvousParameters) -> VerdictRendezvous:
@@ -103,10 +106,12 @@ class VerdictRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         for _ in range(ROUNDS_MAX):
             met = self._over.next_rendezvous()
+            self._last.say_in(met.store)
             self._serve_store(met)
             agreed = self._agree(met)
             if agreed is not None:
                 self._obey(agreed, met)
+                self._last.begin(met.store, was_asked=agreed.decision is not None)
                 return self._with_own_store(met)
             log.warning("the node that was to ask for the verdict has said nothing for %.0f s: meeting anew", self._settings.patience_s)
         raise RendezvousTimeoutError(f"no node has told the others of a verdict in {ROUNDS_MAX} rounds: does one of them hang?")
@@ -130,7 +135,7 @@ class VerdictRendezvous(RendezvousHandler):
         for rank in range(min(met.world_size, ASKED_MAX)):
             key = f"storaged/verdict/{rank}"
             if rank == met.rank:
-                met.store.set(key, self._ask().to_json())
+                met.store.set(key, self._ask(met).to_json())
             elif not self._came(met.store, key):
                 return None
             agreed = AgreedVerdict.from_json(met.store.get(key))
@@ -139,19 +144,35 @@ class VerdictRendezvous(RendezvousHandler):
             log.warning("no verdict from the daemon of node %d: %s", rank, agreed.text)
         return agreed
 
-    def _ask(self) -> AgreedVerdict:
+    def _ask(self, met: RendezvousInfo) -> AgreedVerdict:
         """The verdict to act on: at once, or when waiting gains nothing more."""
         until = time.monotonic() + self._settings.wait_s
+        looked = False
         try:
             while True:
                 found = verdict(timeout=self._settings.ask_s)
+                if not looked and found.plan is not None and self._last.is_offered_again_by(found):
+                    looked = True
+                    if self._last.has_failed(met):
+                        self._count(found.plan)
+                        continue
                 why, left = self._why_wait(found), until - time.monotonic()
                 if why is None or left <= 0:
+                    self._last.offer_next(met, found)
                     return AgreedVerdict.of(found, allow_older=self._settings.allow_older)
                 log.info("waiting up to %.0f s more: %s", left, why)
                 time.sleep(min(ASK_AGAIN_S, left))
         except StoragedError as error:
             return AgreedVerdict.unanswered(error)
+
+    def _count(self, plan: RestartPlan) -> None:
+        """A start from this step has failed. If it cannot be said the job goes on as if it had not."""
+        try:
+            failed = restart_failed(plan.step, run=plan.run, timeout=self._settings.ask_s)
+        except StoragedError as error:
+            log.warning("a restart from step %d has failed, which could not be counted: %s", plan.step, error)
+        else:
+            log.warning("a restart from step %d has failed, %d by now: the next one gets another step if there is one", failed.step, failed.times)
 
     def _why_wait(self, found: RestartVerdict) -> str | None:
         """What may become better by itself: a newer step, or a start at all."""
@@ -207,7 +228,9 @@ class VerdictRendezvous(RendezvousHandler):
         self._over.set_closed()  # type: ignore[no-untyped-call]
 
     def num_nodes_waiting(self) -> int:
-        return self._over.num_nodes_waiting()
+        waiting = self._over.num_nodes_waiting()
+        self._last.note_waiting(waiting)
+        return waiting
 
     def get_run_id(self) -> str:
         return self._over.get_run_id()
