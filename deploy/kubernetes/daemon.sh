@@ -6,7 +6,7 @@
 #   topology.kubernetes.io/zone,example.com/rack            zone-a/rack-7
 # Without it the daemon goes by its own configuration. They are asked for once: a daemon that its keeper starts again needs no API server.
 # While that does not answer the daemon is not started: without the domain it would move to another one. It ends with 78 where the node
-# lacks a label.
+# lacks a label, or the service account may not get nodes.
 set -u
 if [ -n "${STORAGED_FAILURE_DOMAIN_LABELS:-}" ]; then
     while true; do

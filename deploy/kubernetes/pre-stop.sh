@@ -42,4 +42,8 @@ while true; do
     if storaged restart-safe --wait --timeout "$((wait < look ? wait : look))"; then
         exit 0
     fi
+    # Where no daemon answers, as before it has started, that ends at once.
+    if [ "$(date +%s)" -le "$now" ]; then
+        sleep 1
+    fi
 done

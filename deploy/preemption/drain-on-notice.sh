@@ -1,6 +1,7 @@
 #!/bin/sh
-# Waits until this machine is announced to go (spot, preemption, maintenance), then drains it. Runs beside the daemon, as root or as
-# the daemon's user: as a systemd service (systemd/storaged-notice.service), or as a second container of the DaemonSet.
+# Waits until this machine is announced to go (spot, preemption), then drains it. Runs beside the daemon, as root or as the daemon's
+# user: as a systemd service (systemd/storaged-notice.service), or as a second container of the DaemonSet, from an image that has curl
+# and notice.sh besides (storaged's own has neither).
 #
 #   drain-on-notice.sh DEADLINE COMMAND...
 #
@@ -18,6 +19,13 @@ fi
 deadline=$1
 shift
 until "$@" >/dev/null; do
+    code=$?
+    case $code in
+        2 | 126 | 127)
+            echo "$1 cannot be asked for notices (exit code $code)" >&2
+            exit "$code"
+            ;;
+    esac
     sleep "${NOTICE_EVERY:-5}"
 done
 echo "this machine is about to go: draining it within $deadline" >&2

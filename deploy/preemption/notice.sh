@@ -4,8 +4,10 @@
 #   notice.sh aws      spot instances, two minutes before; asks with a token where it gets one (IMDSv2)
 #   notice.sh gcp      spot and preemptible VMs, 30 s before
 #   notice.sh azure    Scheduled Events of this VM, not of others in its scale set: Preempt, 30 s before; Terminate, where the scale set has
-#                      that notice; Redeploy and Reboot, minutes before. Not Freeze, which keeps the memory. The first question turns
-#                      the service on, which takes up to two minutes.
+#                      that notice. Not Freeze, which keeps the memory, nor Reboot and Redeploy, which may be told days before: drain
+#                      such a machine when its jobs allow it. The first question turns the service on, which takes up to two minutes.
+#
+# Maintenance of AWS and GCP is told elsewhere, and not asked for.
 #
 # NOTICE_METADATA is where the metadata service is, if not where all three have it.
 set -eu
@@ -29,7 +31,7 @@ azure() {
     name=$(ask -H Metadata:true "$metadata/metadata/instance/compute/name?api-version=2021-02-01&format=text")
     # One event a line: there are no objects in them.
     ask -H Metadata:true "$metadata/metadata/scheduledevents?api-version=2020-07-01" | tr -d '\r\n' | tr '{' '\n' |
-        grep -E '"EventType": *"(Preempt|Terminate|Redeploy|Reboot)"' |
+        grep -E '"EventType": *"(Preempt|Terminate)"' |
         grep -qiE "\"Resources\": *\[[^]]*\"$name\""
 }
 

@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use storaged_arena::Slot;
 use storaged_codec::{fingerprint, leaf_digest, root_digest};
 use storaged_wire::local::{Reply, Rung};
-use storaged_wire::{ChunkSize, Digest, Fingerprint, Manifest, Rank};
+use storaged_wire::{ChunkSize, Digest, Fingerprint, Manifest, Rank, SharedTable};
 
 use crate::connection::unexpected;
 use crate::error::ClientError;
@@ -26,11 +26,11 @@ pub struct OpenedShard {
     /// Size of its chunks.
     pub chunk: ChunkSize,
     /// The chunks' digests.
-    pub leaves: Vec<Digest>,
+    pub leaves: SharedTable<Digest>,
     /// The rung of the ladder that it came from.
     pub rung: Rung,
     /// The chunks' fingerprints, if it never left the node.
-    pub fingerprints: Option<Vec<Fingerprint>>,
+    pub fingerprints: Option<SharedTable<Fingerprint>>,
 }
 
 impl OpenedShard {

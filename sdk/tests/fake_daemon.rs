@@ -267,7 +267,7 @@ fn a_flipped_byte_and_wrong_leaves_are_never_returned() {
             let reply = Reply::ShardOpened {
                 length,
                 chunk,
-                leaves,
+                leaves: leaves.into(),
                 rung: Rung::OwnRam,
                 fingerprints: None,
             };
@@ -327,9 +327,9 @@ fn opened(
         let reply = Reply::ShardOpened {
             length: bytes.len() as u64,
             chunk: ChunkSize::new(CHUNK_BYTES).unwrap(),
-            leaves,
+            leaves: leaves.into(),
             rung,
-            fingerprints,
+            fingerprints: fingerprints.map(Into::into),
         };
         say(stream, &reply, Some(&slot));
     });
@@ -425,7 +425,7 @@ fn threads_share_the_parts_and_a_wrong_chunk_or_the_caller_ends_all_of_them() {
             let reply = Reply::ShardOpened {
                 length: LENGTH as u64,
                 chunk: ChunkSize::new(CHUNK_BYTES).unwrap(),
-                leaves: leaves.clone(),
+                leaves: leaves.clone().into(),
                 rung: Rung::OwnRam,
                 fingerprints: None,
             };

@@ -31,7 +31,7 @@ use std::time::Duration;
 use certificate::OwnCertificate;
 use storaged_core::{
     CheckPart, ConnId, DigestCause, DigestTally, Input, Node, Output, QueryId, RequestId,
-    SessionWork, Sink,
+    SessionWork, Sink, SlotEnd,
 };
 use storaged_wire::local::Reply;
 use storaged_wire::{Digest, Generation, ManifestBytes, Rank, RecordName, SlotId, encode};
@@ -399,7 +399,7 @@ impl Daemon {
                 }
             }
             Output::CreateSlot { slot, bytes } => self.create_slot(slot, bytes),
-            Output::DropSlot { slot } => self.drop_slot(slot),
+            Output::DropSlot { slot, end } => self.drop_slot(slot, end),
             Output::Digest {
                 slot,
                 length,
@@ -452,8 +452,8 @@ impl Daemon {
     }
 
     /// The kernel takes a slot's pages back when its last descriptor is closed: tens of milliseconds for gigabytes.
-    fn drop_slot(&self, slot: SlotId) {
-        if let Some(slot) = self.memory.take_slot(slot) {
+    fn drop_slot(&self, slot: SlotId, end: SlotEnd) {
+        if let Some(slot) = self.memory.take_slot(slot, end) {
             self.let_go(slot);
         }
     }

@@ -16,7 +16,7 @@ use storaged_arena::{Slot, SlotError};
 use storaged_codec::{
     Checked, ChunkSize, Digest, Fingerprint, Unchecked, engine, fingerprint, leaf_digest,
 };
-use storaged_core::{ParityId, ScrubTally, SessionWork, Sink, SlotShard, Source, Unread};
+use storaged_core::{ParityId, ScrubTally, SessionWork, Sink, SlotEnd, SlotShard, Source, Unread};
 use storaged_plan::stripe_bytes;
 use storaged_wire::SlotId;
 use storaged_wire::peer::SessionFault;
@@ -156,13 +156,14 @@ impl Memory {
         locked(&self.slots).get(&id).cloned()
     }
 
-    /// Lets go of a slot; its memory is free once this is dropped. A process that keeps its descriptor would have memory that is in no budget, as
-    /// often as it likes; only a slot of an earlier daemon stays until the last process lets go, and there are no more of those than there were.
-    pub fn take_slot(&self, id: SlotId) -> Option<Arc<Slot>> {
+    /// Lets go of a slot; its memory is free once this is dropped. A trainer that keeps its descriptor would have memory that is in no budget, as
+    /// often as it likes. What readers may be copying stays until the last process lets go, and so does a slot of an earlier daemon, of which nobody
+    /// here knows the readers.
+    pub fn take_slot(&self, id: SlotId, end: SlotEnd) -> Option<Arc<Slot>> {
         let held = locked(&self.slots).remove(&id)?;
         self.handover.let_go(KeptName::Slot(id));
         held.notes.forget();
-        if held.made_by == MadeBy::ThisDaemon {
+        if held.made_by == MadeBy::ThisDaemon && end == SlotEnd::GivenBack {
             held.slot.give_back_when_dropped();
         }
         Some(held.slot)
@@ -170,7 +171,7 @@ impl Memory {
 
     /// Lets go of it at once.
     pub fn drop_slot(&self, id: SlotId) {
-        drop(self.take_slot(id));
+        drop(self.take_slot(id, SlotEnd::LeftToReaders));
     }
 
     /// A slot.

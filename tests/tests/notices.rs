@@ -123,6 +123,14 @@ fn azure_announces_events_of_which_those_count_that_end_this_machine() -> Result
             true,
         ),
         (vec![event("Preempt", &["worker_3"])], true),
+        // Told days before, and listed still when the machine is up again.
+        (
+            vec![
+                event("Redeploy", &["worker_3"]),
+                event("Reboot", &["worker_3"]),
+            ],
+            false,
+        ),
     ] {
         let listed = json!({"DocumentIncarnation": 1, "Events": events});
         for said in [listed.to_string(), format!("{listed:#}")] {
@@ -136,5 +144,25 @@ fn azure_announces_events_of_which_those_count_that_end_this_machine() -> Result
         }
     }
     ensure!(!is_announced("azure", vec![name])?);
+    Ok(())
+}
+
+/// It would wait for ever, and the unit would look well.
+#[test]
+fn a_notice_that_cannot_be_asked_for_is_said() -> Result<()> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/preemption");
+    let notice = format!("{folder}/notice.sh");
+    for (command, code) in [
+        (vec![notice.as_str(), "gpc"], 2),
+        (vec!["/nowhere/notice.sh", "gcp"], 127),
+    ] {
+        let ended = Command::new(format!("{folder}/drain-on-notice.sh"))
+            .arg("20s")
+            .args(&command)
+            .output()?;
+        let said = String::from_utf8_lossy(&ended.stderr);
+        ensure!(ended.status.code() == Some(code), "{ended:?}");
+        ensure!(said.contains(command[0]), "{said}");
+    }
     Ok(())
 }

@@ -21,6 +21,7 @@ pub use crate::ranges::ByteRange;
 use crate::refusal::Refusal;
 use crate::run::RunId;
 use crate::shared::{SharedBytes, place_in};
+use crate::shared_table::SharedTable;
 use crate::state::CheckpointState;
 use crate::succession::{Rotation, TokenStanding};
 use crate::verdict::RestartVerdict;
@@ -506,13 +507,13 @@ pub enum Reply {
         #[n(1)]
         chunk: ChunkSize,
         #[n(2)]
-        leaves: Vec<Digest>,
+        leaves: SharedTable<Digest>,
         #[n(3)]
         rung: Rung,
         /// Of own RAM alone: what this node took of the chunks when it digested them, one per chunk. Whoever reads bytes
         /// that never left the node may compare with these, at an eighth of the cost.
         #[n(4)]
-        fingerprints: Option<Vec<Fingerprint>>,
+        fingerprints: Option<SharedTable<Fingerprint>>,
     },
     /// To an early `OpenShard`, with the memfd that a session fills, and to `FollowShard` where another one is filled now. A chunk
     /// that has its digest is there; any other is not there yet.
@@ -523,7 +524,7 @@ pub enum Reply {
         #[n(1)]
         chunk: ChunkSize,
         #[n(2)]
-        leaves: Vec<Digest>,
+        leaves: SharedTable<Digest>,
         #[n(3)]
         rung: Rung,
     },

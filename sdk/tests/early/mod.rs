@@ -44,7 +44,7 @@ impl Coming {
         Reply::ShardComing {
             length: self.bytes.len() as u64,
             chunk: ChunkSize::new(CHUNK_BYTES).unwrap(),
-            leaves: self.leaves.clone(),
+            leaves: self.leaves.clone().into(),
             rung,
         }
     }
@@ -53,7 +53,7 @@ impl Coming {
         Reply::ShardOpened {
             length: self.bytes.len() as u64,
             chunk: ChunkSize::new(CHUNK_BYTES).unwrap(),
-            leaves: self.leaves.clone(),
+            leaves: self.leaves.clone().into(),
             rung,
             fingerprints: None,
         }

@@ -19,7 +19,7 @@ use storaged_wire::{
     Namespace, NodeName, Owner, Rank, RunId, SlotId, Step, WorldSize,
 };
 
-use crate::api::{ConnId, Now, ParityId, RequestId, SlotShard};
+use crate::api::{ConnId, Now, ParityId, RequestId, SlotEnd, SlotShard};
 use crate::failed_steps::FailedRestarts;
 use crate::limits;
 use crate::parcels::Notice;
@@ -62,6 +62,19 @@ pub(crate) enum SlotUse {
 }
 
 impl SlotUse {
+    /// What becomes of its memory when it goes. A step that has left RAM has left its slots free: its readers had gone before.
+    pub fn end(&self) -> SlotEnd {
+        match self {
+            Self::Creating(_) | Self::Free | Self::Held(_) => SlotEnd::GivenBack,
+            Self::Opening
+            | Self::Repairing
+            | Self::Sealed(_)
+            | Self::Guest
+            | Self::BoardComing(..)
+            | Self::Board(_) => SlotEnd::LeftToReaders,
+        }
+    }
+
     /// Whether it is one of the slots that a rank saves in: not a reader's, and no board.
     pub fn is_for_saves(&self) -> bool {
         !matches!(

@@ -49,7 +49,7 @@ pub use api::{
     MessageLimits, Note, Now, Output, ParityId, Preparation, Prepared, QueryId, RateBasis,
     Registration, RegistryFault, Removed, RequestId, RunAuthority, RunsWithoutTier, ScrubPiece,
     ScrubTally, SessionPurpose, SessionTally, SessionWork, SetAside, SetAsideCause, Setup, Sink,
-    SlotShard, Source, StripeTurn, SuccessionFault, TenantShare, TierNews, Trust, Unread,
+    SlotEnd, SlotShard, Source, StripeTurn, SuccessionFault, TenantShare, TierNews, Trust, Unread,
     UploadBase, UploadTally, Urgency, Viewer,
 };
 pub use audit::{Audit, Shown};

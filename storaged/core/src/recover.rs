@@ -16,7 +16,7 @@ use storaged_wire::{
     ManifestBytes, Namespace, Rank, SharedBytes,
 };
 
-use crate::api::{DigestCause, Output, ParityId};
+use crate::api::{DigestCause, Output, ParityId, SlotEnd};
 use crate::budget::Reservation;
 use crate::catalog::{Description, LocalShard, Slot, SlotUse, Upload};
 use crate::context::Context;
@@ -334,7 +334,10 @@ impl Context {
 
     /// Memory that no record makes usable.
     fn let_go_of(&mut self, shards: &[KeptShard], parity: &[KeptParity]) {
-        let slots = shards.iter().map(|it| Output::DropSlot { slot: it.slot });
+        let slots = shards.iter().map(|it| Output::DropSlot {
+            slot: it.slot,
+            end: SlotEnd::LeftToReaders,
+        });
         self.out.extend(slots);
         let sets = parity.iter().map(|it| Output::DropParity {
             set: ParityId(it.set),

@@ -7,7 +7,7 @@ use crate::membership::{ApiAccess, ApiServer, KubernetesError, NodeLabels};
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Asks the API server of Kubernetes, as a pod does, and prints the labels' values with a / between them, as STORAGED_FAILURE_DOMAIN\nhas it. Exit codes: 0 it is known, 1 nobody says, 78 the node lacks a label.\n\nExample:\n  storaged failure-domain --labels topology.kubernetes.io/zone,kubernetes.io/hostname"
+    after_help = "Asks the API server of Kubernetes, as a pod does, and prints the labels' values with a / between them, as STORAGED_FAILURE_DOMAIN\nhas it. Exit codes: 0 it is known, 1 nobody says, 78 the node lacks a label or may not be looked at.\n\nExample:\n  storaged failure-domain --labels topology.kubernetes.io/zone,kubernetes.io/hostname"
 )]
 pub struct FailureDomainArgs {
     /// The node in Kubernetes that this pod is on

@@ -51,6 +51,7 @@ pub fn going(args: &GoingArgs) -> Result<ExitCode, CliError> {
         PodEnd::default()
     });
     let grace = pod.grace.map(|it| it.saturating_sub(RESERVE));
+    let shuts_down = pod.why_machine_goes.is_some();
     let why = match (why_node_goes, pod.why_machine_goes) {
         (Ok(Some(why)), _) | (_, Some(why)) => why,
         (stays, None) => {
@@ -63,7 +64,13 @@ pub fn going(args: &GoingArgs) -> Result<ExitCode, CliError> {
         }
     };
     eprintln!("node {} goes: {why}", args.node);
-    tell(grace.unwrap_or(Duration::from_millis(args.deadline.as_ms())));
+    let usual = Duration::from_millis(args.deadline.as_ms());
+    // A kubelet that shuts its machine down gives no more, whatever an earlier order to delete the pod gave it.
+    tell(match grace {
+        Some(grace) if !shuts_down => grace,
+        Some(grace) => grace.min(usual),
+        None => usual,
+    });
     Ok(ExitCode::SUCCESS)
 }
 

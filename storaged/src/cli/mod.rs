@@ -166,7 +166,8 @@ impl CliError {
             | Self::Tls(_)
             | Self::Log(_)
             | Self::Twin(_)
-            | Self::NoLabel { .. } => EXIT_CONFIG.into(),
+            | Self::NoLabel { .. }
+            | Self::Labels(KubernetesError::Refused(_)) => EXIT_CONFIG.into(),
             Self::Usage(_) | Self::Keep(KeepError::NoAddress | KeepError::Address { .. }) => {
                 EXIT_USAGE.into()
             }

@@ -164,7 +164,7 @@ mod tests {
         Reply::ShardOpened {
             length: 0,
             chunk: ChunkSize::new(4096).expect("a size"),
-            leaves: Vec::new(),
+            leaves: Vec::new().into(),
             rung,
             fingerprints: None,
         }
@@ -215,7 +215,7 @@ mod tests {
         let comes = Reply::ShardComing {
             length: 0,
             chunk: ChunkSize::new(4096).expect("a size"),
-            leaves: Vec::new(),
+            leaves: Vec::new().into(),
             rung: Rung::Decoded,
         };
         for conn in [1, 2] {

@@ -13,7 +13,7 @@ use storaged_wire::local::{
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{
     CheckpointState, DescribedManifest, Digest, Enclosures, Fingerprint, Namespace, Rank, Refusal,
-    RefusalCode, RunId, SlotId, Step, WorldSize,
+    RefusalCode, RunId, SharedTable, SlotId, Step, WorldSize,
 };
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
@@ -129,9 +129,9 @@ pub struct OpenedShard {
     pub slot: Arc<Slot>,
     pub length: u64,
     pub chunk: storaged_wire::ChunkSize,
-    pub leaves: Vec<Digest>,
+    pub leaves: SharedTable<Digest>,
     pub rung: Rung,
-    pub fingerprints: Option<Vec<Fingerprint>>,
+    pub fingerprints: Option<SharedTable<Fingerprint>>,
 }
 
 /// One connection.

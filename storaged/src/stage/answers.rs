@@ -25,11 +25,15 @@ pub(super) fn answer_bytes(reply: &Reply) -> usize {
             fingerprints,
             ..
         } => {
-            let prints = fingerprints.as_ref().map_or(0, Vec::len);
+            let prints = fingerprints.as_ref().map_or(0, |prints| prints.len());
             leaves.len() * LEAF_BYTES + prints * PRINT_BYTES
         }
         Reply::ShardComing { leaves, .. } => leaves.len() * LEAF_BYTES,
         Reply::Plan(plan) => plan.shards.len() * PLANNED_BYTES,
+        Reply::Verdict(verdict) => {
+            let plan = verdict.plan.as_ref();
+            plan.map_or(0, |plan| plan.shards.len() * PLANNED_BYTES)
+        }
         Reply::Status(text) => text.len(),
         Reply::Checkpoints(found) => found.len() * LISTED_BYTES,
         _ => 0,

@@ -371,19 +371,21 @@ impl Connection {
         Ok(answered.blocking_recv().unwrap_or_else(stopped))
     }
 
-    /// A long answer waits for memory: whoever asks on a thousand connections and reads nothing has the daemon hold one or two.
+    /// A long answer waits for memory to be written down in: whoever asks on a thousand connections and reads nothing has the daemon write one
+    /// or two. What it is written from is shared. Where there is none in time the connection ends, and what was opened goes with it: a refusal would be the
+    /// answer to something that was done.
     fn answer(&self, answer: &Answer) -> Result<(), Ended> {
         let bytes = answer_bytes(&answer.reply);
-        let sent = match self.door.answers.hold(bytes, ANSWER_MEMORY_WAIT) {
-            Ok(_memory) => send(&self.stream, answer),
-            Err(waited) => {
-                let text = format!(
-                    "no room for an answer of {bytes} bytes in {waited:?}: others on this socket do not read theirs; try again"
-                );
-                send(&self.stream, &plain(Refusal::new(RefusalCode::Busy, text)))
-            }
-        };
-        sent.map_err(|_| Ended)
+        let memory = self.door.answers.hold(bytes, ANSWER_MEMORY_WAIT);
+        let _memory = memory.map_err(|waited| {
+            tracing::info!(
+                bytes,
+                ?waited,
+                "an answer found no memory: others on this socket do not read theirs"
+            );
+            Ended
+        })?;
+        send(&self.stream, answer).map_err(|_| Ended)
     }
 
     /// Who guesses tokens waits longer each time.

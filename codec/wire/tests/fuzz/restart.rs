@@ -48,7 +48,7 @@ pub fn replies() -> Vec<Reply> {
         Reply::ShardComing {
             length: 9,
             chunk: chunk(),
-            leaves: vec![some_digest(); 3],
+            leaves: vec![some_digest(); 3].into(),
             rung: Rung::Decoded,
         },
         Reply::ShardCame(Rung::PeerRam),

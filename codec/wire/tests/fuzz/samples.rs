@@ -331,9 +331,9 @@ fn readers_replies() -> Vec<Reply> {
         Reply::ShardOpened {
             length: 9,
             chunk: chunk(),
-            leaves: vec![some_digest(); 3],
+            leaves: vec![some_digest(); 3].into(),
             rung: Rung::OwnRam,
-            fingerprints: Some(vec![Fingerprint::ZERO; 3]),
+            fingerprints: Some(vec![Fingerprint::ZERO; 3].into()),
         },
         Reply::Status("{}".into()),
         Reply::Checkpoints(vec![CheckpointInfo {

@@ -1,7 +1,7 @@
 """Whether a start of a torchrun job has failed from its step, as far as the rounds of the rendezvous tell. See `_rendezvous.py`.
 
-No backend is told why the workers of a round have ended. What is left when all else is ruled out: the nodes are the ones that began from the
-step, workers of one of them have failed there, and nothing newer was saved. So in each round every node says which start it comes from, and
+No backend is told why the workers of a round have ended. What can be known: the nodes are the ones that began from the step, workers of one of
+them have failed there, and nothing newer was saved. That may be a machine's fault once; twice in a row it is taken for the step's. So in each round every node says which start it comes from, and
 the one that asks for the verdict counts them. A node that was lost, or one that has come, says another start or none.
 """
 
@@ -24,6 +24,8 @@ START_KEY = "storaged/start"
 CAME_NEW_KEY = "storaged/came/new"
 #: All nodes of a round say where they come from when they have met. One that is older, and says nothing, is waited for so long.
 COME_WITHIN_S = 10.0
+#: A first failure may be a process that was killed, a link or a machine: the step is tried once more before any failure of it is counted.
+COUNTED_FROM = 2
 #: Between looks at the store.
 LOOK_EVERY_S = 0.1
 
@@ -40,13 +42,15 @@ class Start:
     newest_run: str | None
     newest_step: int | None
     """What had been committed by then, restorable or not."""
+    failed_before: int = 0
+    """Starts of the same nodes from the same, one after the other, that have failed before this one."""
 
     @classmethod
-    def of(cls, found: RestartVerdict, nodes: int) -> Start | None:
+    def of(cls, found: RestartVerdict, nodes: int, failed_before: int = 0) -> Start | None:
         if found.plan is None:
             return None
         run, step = found.newest_seen or (None, None)
-        return cls(uuid.uuid4().hex, nodes, found.plan.run, found.plan.step, run, step)
+        return cls(uuid.uuid4().hex, nodes, found.plan.run, found.plan.step, run, step, failed_before)
 
     @property
     def came_key(self) -> str:
@@ -58,7 +62,7 @@ class Start:
 
     def is_offered_again_by(self, found: RestartVerdict) -> bool:
         """The same step is the newest one, and nothing newer was saved since, not even something that is lost by now."""
-        again = Start.of(found, self.nodes)
+        again = Start.of(found, self.nodes, self.failed_before)
         return again is not None and asdict(again) | {"name": self.name} == asdict(self)
 
 
@@ -68,6 +72,7 @@ class LastStart:
     def __init__(self) -> None:
         self._start: Start | None = None
         self._others_wait = False
+        self._failures = 0
 
     def note_waiting(self, nodes: int) -> None:
         """The agent asks this while its own workers are well, and meets the others anew if somebody waits."""
@@ -85,14 +90,17 @@ class LastStart:
     def is_offered_again_by(self, found: RestartVerdict) -> bool:
         return self._start is not None and self._start.is_offered_again_by(found)
 
-    def has_failed(self, met: RendezvousInfo) -> bool:
-        """For the node that asks, if its step is offered again."""
+    def failures(self, met: RendezvousInfo) -> int:
+        """For the node that asks, if its step is offered again: how many starts from it have failed one after the other; none if the last one did not."""
         start = self._start
-        return start is not None and start.nodes == met.world_size and _all_came(met.store, start) and met.store.add(start.failed_key, 0) > 0
+        same = start is not None and start.nodes == met.world_size and _all_came(met.store, start)
+        if same and start is not None and met.store.add(start.failed_key, 0) > 0:
+            self._failures = start.failed_before + 1
+        return self._failures
 
     def offer_next(self, met: RendezvousInfo, found: RestartVerdict) -> None:
         """By the node that asks, before it says the verdict."""
-        start = Start.of(found, met.world_size)
+        start = Start.of(found, met.world_size, self._failures if self.is_offered_again_by(found) else 0)
         met.store.set(START_KEY, json.dumps(None if start is None else asdict(start)))
 
     def begin(self, store: Any, *, was_asked: bool) -> None:
@@ -100,6 +108,7 @@ class LastStart:
         said = json.loads(store.get(START_KEY)) if was_asked and store.check([START_KEY]) else None
         self._start = None if said is None else Start(**said)
         self._others_wait = False
+        self._failures = 0
 
 
 def _all_came(store: Any, start: Start) -> bool:

@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous.api import (
     rendezvous_handler_registry,
 )
 
-from ._failed_start import LastStart
+from ._failed_start import COUNTED_FROM, LastStart
 from ._verdict import RestartPlan, RestartVerdict, restart_failed, verdict
 from .errors import InvalidArgument, RestartRefused, StoragedError
 from .torchrun import VERDICT_VARIABLE, AgreedVerdict
@@ -153,7 +153,7 @@ class VerdictRendezvous(RendezvousHandler):
                 found = verdict(timeout=self._settings.ask_s)
                 if not looked and found.plan is not None and self._last.is_offered_again_by(found):
                     looked = True
-                    if self._last.has_failed(met):
+                    if self._last.failures(met) >= COUNTED_FROM:
                         self._count(found.plan)
                         continue
                 why, left = self._why_wait(found), until - time.monotonic()

@@ -22,7 +22,7 @@ pub(crate) use false_statement::Severity;
 pub use ids::{ConnId, HeldBlock, Now, ParityId, QueryId, RequestId};
 pub use input::{EpochMembers, Input, TierNews};
 pub use note::Note;
-pub use output::{DigestCause, Output};
+pub use output::{DigestCause, Output, SlotEnd};
 pub use prepare::{
     GivenDescription, NamedDescription, ParcelContents, ParcelFault, Preparation, Prepared,
     SealedCommit,

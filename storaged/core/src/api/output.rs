@@ -25,6 +25,15 @@ pub enum DigestCause {
     Restored,
 }
 
+/// What becomes of a slot's memory at its end, where another process has it still.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SlotEnd {
+    /// It is given back at once: only trainers can have it, and nothing that they put there counts any more.
+    GivenBack,
+    /// It stays until the last process lets go: a reader may be copying out of it, or a rank writing its board.
+    LeftToReaders,
+}
+
 /// What to do.
 #[derive(Debug, Clone)]
 pub enum Output {
@@ -45,7 +54,7 @@ pub enum Output {
     /// Make and preallocate a slot.
     CreateSlot { slot: SlotId, bytes: u64 },
     /// Unmap and close a slot.
-    DropSlot { slot: SlotId },
+    DropSlot { slot: SlotId, end: SlotEnd },
     /// Digest the first `length` bytes of a sealed slot, chunk by chunk.
     Digest {
         slot: SlotId,

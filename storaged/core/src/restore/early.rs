@@ -184,7 +184,7 @@ impl EarlyReaders {
             reply: Reply::ShardComing {
                 length: coming.length,
                 chunk: coming.chunk,
-                leaves: coming.leaves.to_vec(),
+                leaves: coming.leaves.clone().into(),
                 rung: coming.rung,
             },
             descriptor: Some(coming.slot),
@@ -333,7 +333,7 @@ mod tests {
             reply: Reply::ShardOpened {
                 length: 9,
                 chunk: chunk(),
-                leaves: Vec::new(),
+                leaves: Vec::new().into(),
                 rung,
                 fingerprints: None,
             },

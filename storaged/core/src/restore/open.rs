@@ -423,7 +423,7 @@ impl Restores {
         let reply = Reply::ShardOpened {
             length: entry.length,
             chunk,
-            leaves: leaves.to_vec(),
+            leaves: leaves.clone().into(),
             rung,
             fingerprints: None,
         };
@@ -652,7 +652,7 @@ impl Context {
         let reply = Reply::ShardOpened {
             length: shard.length,
             chunk,
-            leaves: shard.leaves.to_vec(),
+            leaves: shard.leaves.clone().into(),
             rung: Rung::OwnRam,
             fingerprints,
         };

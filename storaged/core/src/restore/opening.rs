@@ -11,7 +11,7 @@ use storaged_wire::peer::{CheckpointKey, SessionKind};
 use storaged_wire::shape::RepairShape;
 use storaged_wire::{
     CheckpointState, ChunkSize, Digest, ManifestBytes, Namespace, NodeName, Rank, Refusal,
-    RefusalCode,
+    RefusalCode, SharedTable,
 };
 
 use super::cluster_view::ClusterView;
@@ -308,10 +308,10 @@ fn stripes_of(ranges: &[Range<u64>], chunk: ChunkSize) -> Vec<(u64, u64)> {
 /// digested here; those of a shard of very many chunks never, because the reply would be longer than a frame.
 pub(super) fn fingerprints_told(
     leaves: &[Digest],
-    prints: &[Fingerprint],
-) -> Option<Vec<Fingerprint>> {
+    prints: &Arc<[Fingerprint]>,
+) -> Option<SharedTable<Fingerprint>> {
     let fits = leaves.len() <= limits::FINGERPRINTS_TOLD_MAX;
-    (fits && prints.len() == leaves.len()).then(|| prints.to_vec())
+    (fits && prints.len() == leaves.len()).then(|| prints.clone().into())
 }
 
 #[cfg(test)]
@@ -325,14 +325,14 @@ mod tests {
     /// Its chunks are as small as they may be: whether the reply with the fingerprints fits a frame, and whether they are told.
     fn opened_of(chunks: usize) -> (bool, bool) {
         let leaves = vec![Digest::from_bytes(&[7; 32]); chunks];
-        let prints = vec![Fingerprint::from_bytes([9; 16]); chunks];
+        let prints = vec![Fingerprint::from_bytes([9; 16]); chunks].into();
         let chunk = ChunkSize::new(4096).unwrap();
         let fingerprints = fingerprints_told(&leaves, &prints);
         let is_told = fingerprints.is_some();
         let reply = Reply::ShardOpened {
             length: (chunks * chunk.bytes()) as u64,
             chunk,
-            leaves,
+            leaves: leaves.into(),
             rung: Rung::OwnRam,
             fingerprints,
         };

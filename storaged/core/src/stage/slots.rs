@@ -7,7 +7,7 @@ use storaged_wire::local::Reply;
 use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
 
 use super::room::Waited;
-use crate::api::{ConnId, DurablePolicy, Output, RequestId};
+use crate::api::{ConnId, DurablePolicy, Output, RequestId, SlotEnd};
 use crate::budget::{NoRoom, Reservation};
 use crate::catalog::{Attached, Slot, SlotUse, WaiterWish};
 use crate::context::Context;
@@ -172,7 +172,8 @@ impl Context {
     pub(crate) fn slot_created(&mut self, slot: SlotId) {
         // Dropped while it was being made.
         let Some(entry) = self.slots.get_mut(&slot) else {
-            return self.out.push(Output::DropSlot { slot });
+            let end = SlotEnd::GivenBack;
+            return self.out.push(Output::DropSlot { slot, end });
         };
         match entry.used_for.clone() {
             SlotUse::Creating(id) if self.conns.contains_key(&id.conn) => {
@@ -317,12 +318,13 @@ impl Context {
     }
 
     pub(crate) fn drop_slot(&mut self, slot: SlotId) {
-        if self.slots.remove(&slot).is_some() {
+        if let Some(entry) = self.slots.remove(&slot) {
             self.keeping.forget_slot(slot);
             if !planted!("bytes_of_a_slot_kept") {
                 self.budget.release(Reservation::Slot(slot));
             }
-            self.out.push(Output::DropSlot { slot });
+            let end = entry.used_for.end();
+            self.out.push(Output::DropSlot { slot, end });
         }
     }
 

@@ -139,7 +139,7 @@ impl<S: Scene> World<S> {
                 }
                 self.back(pid, takes_ms, Input::SlotCreated { slot });
             }
-            Output::DropSlot { slot } => self.ram(pid.node).drop_slot(slot),
+            Output::DropSlot { slot, .. } => self.ram(pid.node).drop_slot(slot),
             Output::DropParity { set } => {
                 self.sessions.nothing_makes(pid, set);
                 self.ram(pid.node).parity.remove(&set);

@@ -85,7 +85,7 @@ fn a_shard_is_opened_from_own_ram_before_any_peer_is_heard() {
         panic!("expected own RAM, got {reply:?}");
     };
     // Readers compare with the fingerprints, which outlive the daemon like the digests.
-    let prints = fingerprints.as_ref().map(Vec::len);
+    let prints = fingerprints.as_ref().map(|prints| prints.len());
     assert_eq!(prints, Some(leaves.len()));
 }
 

@@ -141,7 +141,7 @@ async fn a_restore_that_nobody_waits_for_any_more_says_nothing_against_the_tier(
             .fetch(&saved[0].manifest, RANK, slot, &[], &trust);
         let goes = async {
             tokio::time::sleep(gone_after).await;
-            drop(world.memory.take_slot(slot));
+            world.memory.drop_slot(slot);
         };
         let (fetched, ()) = futures::future::join(fetch, goes).await;
         assert!(

@@ -207,7 +207,10 @@ pub fn descriptors_kept(scene: &Scene) -> Result<String> {
         ensure!(left == 0, "{left} bytes are left");
         Ok(())
     })?;
-    Ok(format!("{} descriptors of slots were kept, with no memory behind them", kept.len()))
+    Ok(format!(
+        "{} descriptors of slots were kept, with no memory behind them",
+        kept.len()
+    ))
 }
 
 /// Trainers that acquire and never seal.
