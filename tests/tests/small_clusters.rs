@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::{DurableWish, Rung};
+use storaged_sdk::wire::{CheckpointState, Rank};
 use storaged_tests::system::{System, losses, shards, wait};
 
 fn any_may_be_lost(nodes: usize, k: usize, m: usize) -> Result<()> {
@@ -131,5 +131,41 @@ fn without_coding_a_rank_reads_its_shard_from_the_node_on_which_it_was_sealed() 
     drop(trainers);
     let rungs = system.restore(&[1, 2, 0], 3, &expected)?;
     ensure!(rungs == [Rung::PeerRam; 3], "{rungs:?}");
+    Ok(())
+}
+
+/// Two threads of one process share a connection, and each has opened the shard: who is done first closes it for both, and the other
+/// goes on with the memory that it has.
+#[test]
+fn a_shard_that_another_reader_of_the_connection_closes_is_read_to_its_end() -> Result<()> {
+    let system = System::start(2, None, "")?;
+    let (run, mut trainers) = system.trainers(2)?;
+    let expected = shards(2, 3);
+    system.save(&mut trainers, 3, &expected, DurableWish::Never)?;
+    (0..2).try_for_each(|node| system.wait(node, run, 3, CheckpointState::Committed))?;
+    let used = || {
+        system
+            .cluster
+            .metric::<f64>(1, "storaged_memory_used_bytes")
+    };
+    let before = used()?;
+    let mut reader = system.reader(1)?;
+    let plan = reader.plan(None, 20_000)?;
+    let manifest = reader.manifest(plan.manifest)?;
+    let rank = Rank::new(0);
+    let mut open = || reader.open_shard(&manifest, rank, Vec::new(), 20_000);
+    let (first, second) = (open()?, open()?);
+    ensure!(first.rung() != Rung::OwnRam, "it is the other node's");
+    reader.close_shard(plan.manifest, rank)?;
+    wait("both slots to be dropped", || {
+        let now = used()?;
+        ensure!(now <= before, "{now} bytes, {before} before");
+        Ok(())
+    })?;
+    for shard in [first, second] {
+        let mut got = vec![0; expected[0].len()];
+        shard.read_at(0, &mut got)?;
+        ensure!(got == expected[0]);
+    }
     Ok(())
 }
