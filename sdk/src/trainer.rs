@@ -167,7 +167,7 @@ impl Trainer {
                 return Err(unexpected("acquire slot", expected, &reply));
             }
         };
-        // The daemon may have dropped any of them, and their memory stays as long as it is mapped: keep a few.
+        // The daemon may have dropped any of them: keep a few.
         let spare = (self.mapped.len() + 1).saturating_sub(MAPPINGS_MAX);
         self.mapped.drain(..spare);
         self.mapped.push(mapped.clone());

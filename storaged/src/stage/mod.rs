@@ -111,7 +111,7 @@ struct Door {
     places: Arc<Places>,
     porch: Arc<Porch>,
     long: Arc<LongRequests>,
-    /// The same of long answers. Requests that hold memory wait for answers, so that these have their own.
+    /// The same of long answers, which have their own: neither kind keeps the other waiting.
     answers: Arc<LongRequests>,
 }
 
