@@ -627,6 +627,14 @@ fn who_goes_hears_how_long_a_drain_may_take() -> Result<()> {
     api.put(POD, json!({"status": {"conditions": [condition]}}));
     let goes = going()?;
     ensure!(goes.status.success() && goes.stdout == b"25s\n", "{goes:?}");
+    // It was to be deleted before, with more time than a kubelet gives that shuts down.
+    let deleted = json!({"deletionGracePeriodSeconds": 630});
+    api.put(
+        POD,
+        json!({"metadata": deleted, "status": {"conditions": [condition]}}),
+    );
+    let goes = going()?;
+    ensure!(goes.status.success() && goes.stdout == b"25s\n", "{goes:?}");
     api.put(
         NODE,
         json!({"spec": {"taints": [{"key": "ToBeDeletedByClusterAutoscaler"}]}}),

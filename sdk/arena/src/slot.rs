@@ -71,7 +71,6 @@ impl Drop for SlotFile {
 #[derive(Debug)]
 pub struct Slot {
     file: SlotFile,
-    capacity: u64,
     view: Option<ReadView>,
 }
 
@@ -82,11 +81,7 @@ impl Slot {
             capacity,
             given_back: AtomicBool::new(false),
         };
-        Self {
-            file,
-            capacity,
-            view: None,
-        }
+        Self { file, view: None }
     }
 
     /// Its memory is free once this is dropped, whoever else has it mapped or keeps a descriptor: they find zeros, and what they write there is
@@ -99,7 +94,7 @@ impl Slot {
     /// it, and does not have too much mapped. For whoever reads it again and again.
     #[must_use]
     pub fn viewed(self) -> Self {
-        let view = ReadView::new(self.file.fd.as_fd(), self.capacity);
+        let view = ReadView::new(self.as_fd(), self.capacity());
         Self { view, ..self }
     }
 
@@ -142,8 +137,7 @@ impl Slot {
     /// [`SlotError::Os`] if there is no descriptor left.
     pub fn try_clone(&self) -> Result<Self, SlotError> {
         let fd = rustix::io::fcntl_dupfd_cloexec(&self.file.fd, 0).map_err(os("dup"))?;
-        let capacity = self.capacity;
-        Ok(Self::new(fd, capacity))
+        Ok(Self::new(fd, self.capacity()))
     }
 
     /// A descriptor of the same memory that only reads.
@@ -164,7 +158,7 @@ impl Slot {
     pub fn fill_holes(&self) -> Result<u64, SlotError> {
         let missing = self.missing()?;
         if missing > 0 {
-            rustix::fs::fallocate(&self.file.fd, FallocateFlags::empty(), 0, self.capacity)
+            rustix::fs::fallocate(self, FallocateFlags::empty(), 0, self.capacity())
                 .map_err(os("fallocate"))?;
         }
         Ok(missing)
@@ -172,14 +166,14 @@ impl Slot {
 
     /// Bytes that have no memory.
     fn missing(&self) -> Result<u64, SlotError> {
-        let stat = rustix::fs::fstat(&self.file.fd).map_err(os("fstat"))?;
+        let stat = rustix::fs::fstat(self).map_err(os("fstat"))?;
         let there = u64::try_from(stat.st_blocks).unwrap_or(0) * BLOCK_BYTES;
-        Ok(self.capacity.saturating_sub(there))
+        Ok(self.capacity().saturating_sub(there))
     }
 
     /// Bytes.
     pub fn capacity(&self) -> u64 {
-        self.capacity
+        self.file.capacity
     }
 
     /// Copies bytes out into private memory.
@@ -214,7 +208,7 @@ impl Slot {
     }
 
     fn check(&self, offset: u64, length: usize) -> Result<(), SlotError> {
-        check_within(self.capacity, offset, length as u64)
+        check_within(self.capacity(), offset, length as u64)
     }
 }
 
