@@ -88,6 +88,15 @@ impl S3 {
     }
 }
 
+#[cfg(test)]
+impl S3 {
+    /// As if TLS protected what is sent.
+    pub(in crate::trickle::store) fn protected_by_tls(mut self) -> Self {
+        self.objects.signing = super::objects::PartSigning::Head;
+        self
+    }
+}
+
 fn http_client() -> SharedHttpClient {
     aws_smithy_http_client::Builder::new()
         .tls_provider(Provider::Rustls(CryptoMode::Ring))

@@ -51,6 +51,10 @@ pub struct S3Config {
     pub requester_pays: bool,
     /// What tells whether a part in the bucket is the one that was sent.
     pub part_checksum: Option<PartChecksum>,
+    /// Whether signatures cover the bytes of parts also where TLS and a checksum that the server compares protect them:
+    /// the policies of some buckets ask for it.
+    #[serde(default)]
+    pub sign_parts: bool,
 }
 
 /// How a server encrypts what it keeps.

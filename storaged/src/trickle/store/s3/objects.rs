@@ -27,6 +27,17 @@ pub(super) struct ObjectSettings {
     pub kms_key: Option<String>,
     pub tagging: Option<String>,
     pub checksum: PartChecksum,
+    pub signing: PartSigning,
+}
+
+/// What the signature of a part covers beside what the request says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PartSigning {
+    /// The part's bytes, by their SHA-256.
+    Bytes,
+    /// Nothing more of a part that has a checksum: TLS protects it on its way, and the server compares. SHA-256 would be
+    /// another pass over it.
+    Head,
 }
 
 impl ObjectSettings {
@@ -56,12 +67,24 @@ impl ObjectSettings {
             kms_key: config.kms_key.clone(),
             tagging: tagging(config)?,
             checksum: config.checksum(),
+            signing: part_signing(config),
         })
     }
 
     /// What the server is asked to compute of parts.
     pub fn algorithm(&self) -> Option<ChecksumAlgorithm> {
         (self.checksum == PartChecksum::Crc64nvme).then_some(ChecksumAlgorithm::Crc64Nvme)
+    }
+}
+
+/// Amazon's own endpoint, where none is named, is one of HTTPS.
+fn part_signing(config: &S3Config) -> PartSigning {
+    let endpoint = config.endpoint.as_deref();
+    let has_tls = endpoint.is_none_or(|it| it.starts_with("https://"));
+    if has_tls && config.checksum() == PartChecksum::Crc64nvme && !config.sign_parts {
+        PartSigning::Head
+    } else {
+        PartSigning::Bytes
     }
 }
 
@@ -168,6 +191,31 @@ mod tests {
         assert_eq!(checksum(&said), PartChecksum::Etag);
         let amazon: S3Config = toml::from_str("bucket = 'ckpt'").unwrap();
         assert_eq!(amazon.checksum(), PartChecksum::Crc64nvme);
+    }
+
+    #[test]
+    fn bytes_are_signed_unless_tls_and_a_checksum_protect_them() {
+        let signing = |more: &str| {
+            let config = format!("bucket = 'ckpt'\n{more}");
+            ObjectSettings::of(&toml::from_str(&config).unwrap())
+                .unwrap()
+                .signing
+        };
+        let (tls, plain) = ("endpoint = 'https://s3'", "endpoint = 'http://s3'");
+        let crc = "part_checksum = 'crc64nvme'";
+        assert_eq!(signing(""), PartSigning::Head);
+        assert_eq!(signing(&format!("{tls}\n{crc}")), PartSigning::Head);
+        let signed = [
+            "sign_parts = true".to_owned(),
+            "part_checksum = 'etag'".to_owned(),
+            format!("{tls}\n{crc}\nsign_parts = true"),
+            tls.to_owned(),
+            plain.to_owned(),
+            format!("{plain}\n{crc}"),
+        ];
+        for more in signed {
+            assert_eq!(signing(&more), PartSigning::Bytes, "{more}");
+        }
     }
 
     #[test]

@@ -58,6 +58,8 @@ pub(super) struct Wishes {
     pub payers: Vec<Option<String>>,
     /// By whose keys requests were signed.
     pub signers: BTreeSet<String>,
+    /// What the last part's signature says of its bytes.
+    pub part_hash: Option<String>,
 }
 
 /// What a request asks of the object that it makes: two types of input with the same fields.
@@ -167,8 +169,12 @@ impl Serve for Server {
         if !self.uploads.lock().unwrap().contains_key(&id) {
             return Err(s3s::s3_error!(NoSuchUpload));
         }
-        let payer = r.input.request_payer.as_ref();
-        self.wishes.lock().unwrap().asked(&r, payer);
+        {
+            let mut wishes = self.wishes.lock().unwrap();
+            wishes.asked(&r, r.input.request_payer.as_ref());
+            let hash = r.headers.get("x-amz-content-sha256");
+            wishes.part_hash = hash.map(|it| it.to_str().unwrap().to_owned());
+        }
         let sum = match self.tags {
             Tags::Checksums => r.input.checksum_crc64nvme.clone(),
             Tags::WrongChecksums => Some("AAAAAAAAAAA=".into()),

@@ -120,6 +120,31 @@ async fn an_upload_goes_on_though_entity_tags_say_nothing() {
 }
 
 #[tokio::test]
+async fn over_tls_a_signature_leaves_out_the_bytes_of_parts_that_have_a_checksum() {
+    let root = tempfile::tempdir().unwrap();
+    let Served {
+        endpoint, wishes, ..
+    } = serve_with(root.path(), Tags::Checksums).await;
+    let over_tls = |more: &str| client(&endpoint, more).protected_by_tls();
+    for (store, name, left_out) in [
+        (client(&endpoint, KMS), "plain", false),
+        (over_tls(KMS), "tls", true),
+        // No checksum: the signature is all that the server compares.
+        (over_tls(""), "tag", false),
+    ] {
+        let (name, bytes) = (key(name), pattern(10, 1));
+        let mut upload = store.begin(&name, part_bytes(&store)).await.unwrap();
+        let put = store.put_part(&upload, PartNumber(0), bytes.clone());
+        let state = put.await.unwrap();
+        upload.note(PartNumber(0), state);
+        store.complete(&upload, 10).await.unwrap();
+        assert_eq!(store.get(&name, None).await.unwrap(), bytes);
+        let said = wishes.lock().unwrap().part_hash.clone().unwrap();
+        assert_eq!(said == "UNSIGNED-PAYLOAD", left_out, "{name:?}: {said}");
+    }
+}
+
+#[tokio::test]
 async fn a_part_that_is_kept_otherwise_is_found_at_once() {
     let root = tempfile::tempdir().unwrap();
     let served = serve_with(root.path(), Tags::WrongChecksums).await;
