@@ -87,7 +87,7 @@ impl LeafHasher {
 
     /// Before the index, whose eight bytes (little endian) the caller feeds first: so it can feed whole powers of
     /// two bytes each time, which is when BLAKE3 is fastest.
-    pub(crate) fn before_index() -> Self {
+    fn before_index() -> Self {
         Self(blake3::Hasher::new_derive_key("storaged 2026-11 chunk"))
     }
 

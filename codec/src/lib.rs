@@ -11,7 +11,6 @@ mod digest;
 mod engine;
 mod field;
 mod fingerprint;
-mod fused;
 mod geometry;
 mod matrix;
 mod progressive;
@@ -23,7 +22,6 @@ pub use engine::{
     ENGINE_VARIABLE, Engine, EngineError, engine, engine_from_env, engine_named, engines,
 };
 pub use fingerprint::{Fingerprint, fingerprint, fingerprint_by};
-pub use fused::{Change, NewChunk, PrivateBlock, Sums, TakeError, Taken, from_memory};
 pub use geometry::{Geometry, GeometryError};
 pub use matrix::{CodingMatrix, RepairError};
 pub use progressive::{DecodeError, Decoder};

@@ -1,10 +1,9 @@
-//! The erasure code by its public face: the fused pass, progressive decode, and what must hold for
-//! every engine, geometry and length, and what must never change.
+//! The erasure code by its public face: progressive decode, what must hold for every engine, geometry
+//! and length, and what must never change.
 
 #[path = "../support/blocks.rs"]
 mod blocks;
 mod fingerprint;
-mod fused;
 mod golden;
 #[path = "../support/noise.rs"]
 mod noise;
