@@ -53,6 +53,56 @@ pub fn cores_usable() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// Bytes that processes may still take, as the kernel says, and the control group if it has a limit; none where neither says
+/// anything.
+pub fn memory_available() -> Option<u64> {
+    let kernel = text("/proc/meminfo").and_then(|text| available_of(&text));
+    let of_group = |name: &str| -> Option<u64> {
+        line(&format!("/sys/fs/cgroup/memory.{name}"))?.parse().ok()
+    };
+    let limit = of_group("max");
+    let group = limit.map(|max| max.saturating_sub(of_group("current").unwrap_or(0)));
+    kernel.into_iter().chain(group).min()
+}
+
+fn available_of(meminfo: &str) -> Option<u64> {
+    let available = field(meminfo, "MemAvailable")?;
+    let kibibytes: u64 = available.strip_suffix(" kB")?.parse().ok()?;
+    Some(kibibytes << 10)
+}
+
+/// The calling thread, and whatever it starts from now on, on some of its processors; on all of them again when this is dropped.
+#[derive(Debug)]
+pub struct Confined(CpuSet);
+
+impl Confined {
+    /// To the first `count`: one thread of each core before a second one.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or there are not so many.
+    pub fn to(count: usize) -> Result<Self> {
+        let all = sched_getaffinity(None).context("asking for the allowed processors")?;
+        let mut seen = BTreeSet::new();
+        let allowed = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu));
+        let (firsts, seconds): (Vec<_>, Vec<_>) =
+            allowed.partition(|cpu| seen.insert(core_of(*cpu)));
+        let found = firsts.len() + seconds.len();
+        ensure!(found >= count, "expected {count} processors, got {found}");
+        let mut some = CpuSet::new();
+        let chosen = firsts.into_iter().chain(seconds).take(count);
+        chosen.for_each(|cpu| some.set(cpu));
+        sched_setaffinity(None, &some).with_context(|| format!("keeping to {count} processors"))?;
+        Ok(Self(all))
+    }
+}
+
+impl Drop for Confined {
+    fn drop(&mut self) {
+        // It was allowed before; if it is no longer, the kernel knows better.
+        let _ = sched_setaffinity(None, &self.0);
+    }
+}
+
 struct Cache {
     level: u8,
     bytes: usize,
@@ -170,7 +220,10 @@ pub fn pin(cpu: usize) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Machine, cores, features, field, pin};
+    use super::{
+        Confined, Machine, available_of, cores, cores_usable, features, field, memory_available,
+        pin,
+    };
 
     #[test]
     fn the_machine_is_described() {
@@ -188,5 +241,24 @@ mod tests {
         pin(one[0]).expect("allowed");
         assert_eq!(cores(1).expect("a core"), one);
         assert!(cores(100_000).is_err());
+    }
+
+    #[test]
+    fn a_thread_is_confined_until_it_is_not() {
+        let before = cores_usable();
+        let confined = Confined::to(1).expect("a processor");
+        assert_eq!(cores_usable(), 1);
+        drop(confined);
+        assert_eq!(cores_usable(), before);
+        assert!(Confined::to(100_000).is_err());
+        assert_eq!(cores_usable(), before);
+    }
+
+    #[test]
+    fn memory_that_is_left_is_known() {
+        let meminfo = "MemTotal:       4 kB\nMemAvailable:       2 kB\n";
+        assert_eq!(available_of(meminfo), Some(2048));
+        assert_eq!(available_of("MemTotal: 4 kB\n"), None);
+        assert!(memory_available().is_some());
     }
 }

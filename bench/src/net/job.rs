@@ -13,7 +13,7 @@ use storaged_sdk::{Client, ConnectOptions, RestoredShard, Trainer};
 /// Any wait of the bench.
 const WAIT_MS: u32 = 300_000;
 
-/// A job with a rank on each of the first nodes.
+/// A job with ranks on the first nodes.
 #[derive(Debug)]
 pub struct Job {
     namespace: Namespace,
@@ -54,11 +54,24 @@ pub struct Saved {
 }
 
 impl Job {
-    /// Connects `ranks` trainers.
+    /// Connects `ranks` trainers, in turns to all nodes.
     ///
     /// # Errors
     /// If a daemon refuses.
     pub fn open(daemons: &Cluster<impl Hosts>, ranks: usize, chunks: Chunks) -> Result<Self> {
+        Self::open_among(daemons, daemons.nodes(), ranks, chunks)
+    }
+
+    /// The same, to the first `nodes` nodes alone.
+    ///
+    /// # Errors
+    /// If a daemon refuses.
+    pub fn open_among(
+        daemons: &Cluster<impl Hosts>,
+        nodes: usize,
+        ranks: usize,
+        chunks: Chunks,
+    ) -> Result<Self> {
         let mut job = Self {
             namespace: Namespace::new("bench")?,
             run: RunId::new(0),
@@ -72,7 +85,7 @@ impl Job {
         job.run = job.reader(daemons, 0)?.open_run(WAIT_MS)?;
         let world = WorldSize::new(u32::try_from(ranks)?)?;
         for rank in 0..ranks {
-            let options = job.options(daemons, rank % daemons.nodes());
+            let options = job.options(daemons, rank % nodes);
             let rank = Rank::new(u32::try_from(rank)?);
             job.trainers
                 .push(Trainer::connect(options, job.run, rank, world)?);

@@ -7,20 +7,19 @@ use anyhow::{Context, Result};
 use storaged::cluster::Cluster;
 use storaged_sdk::wire::ManifestBytes;
 
+use super::resident::{mebibytes, own_bytes};
 use super::{CHUNK, ROUNDS, chunks, least, network};
 use crate::net::job::Job;
 use crate::net::network::Network;
 use crate::net::scenario::Bench;
 
-const K: usize = 4;
-const M: usize = 2;
+pub(super) const K: usize = 4;
+pub(super) const M: usize = 2;
 const SHARD: u64 = 256 << 20;
 /// Steps until every slot of a rank and every parity set has been used once.
-const WARM_UP: usize = 4;
+pub(super) const WARM_UP: usize = 4;
 /// The nodes that are lost, as many as a group bears.
-const LOST: [usize; 2] = [0, 1];
-/// Bytes of a shard that one or two threads digest.
-const ONE_SHARD: u64 = 1 << 30;
+pub(super) const LOST: [usize; 2] = [0, 1];
 
 /// See the module.
 pub fn measure(bench: &mut Bench) -> Result<()> {
@@ -76,7 +75,9 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
         let floor = wire / gigabytes * quinn + fold;
         figures.put("encode_floor_cpu_s_per_gb", floor);
     }
-    rss(bench, &daemons)?;
+    // The most that a node has after the last round.
+    let beyond = mebibytes(own_bytes(&daemons)?);
+    bench.figures.put("rss_beyond_mib", beyond);
     let manifest = job.manifest(&daemons, K)?;
     job.end_training();
     decode(bench, &network, &mut daemons, &job, &manifest)
@@ -87,17 +88,6 @@ fn sent(network: &Network) -> Result<u64> {
     (0..network.spec().nodes)
         .map(|node| network.bytes_sent(node))
         .sum()
-}
-
-/// The most that a node has of its own after the last round, beside slots and parity, which are memfds.
-fn rss(bench: &mut Bench, daemons: &Cluster<&Network>) -> Result<()> {
-    let mut beyond = 0;
-    for node in 0..K + M {
-        beyond = beyond.max(daemons.resident(node)?.own);
-    }
-    let mebibytes = beyond as f64 / f64::from(1 << 20);
-    bench.figures.put("rss_beyond_mib", mebibytes);
-    Ok(())
 }
 
 fn decode(
@@ -115,13 +105,7 @@ fn decode(
     let mut tensors = LOST.map(|_| vec![1; SHARD as usize]);
     for (_, copies) in (0..ROUNDS).flat_map(|round| COPIES.map(|copies| (round, copies))) {
         tensors.iter_mut().for_each(|bytes| bytes.fill(1));
-        for node in LOST {
-            daemons.kill(node)?;
-        }
-        for node in LOST {
-            daemons.start(node)?;
-        }
-        daemons.wait_for_links()?;
+        restart_lost(daemons)?;
         let (before, sent) = (daemons.cpu_time(), sent(network)?);
         let seconds = open_both(daemons, job, manifest, copies, &mut tensors)?.as_secs_f64();
         let used = daemons.cpu_time().since(before).total();
@@ -159,7 +143,7 @@ fn decode(
 
 /// When a reader copies a shard that is brought back.
 #[derive(Debug, Clone, Copy)]
-enum Copies {
+pub(super) enum Copies {
     /// As trainers do.
     WhileItComes,
     /// All of it at once in the end.
@@ -168,8 +152,19 @@ enum Copies {
 
 const COPIES: [Copies; 2] = [Copies::WhileItComes, Copies::WhenThere];
 
+/// The nodes lose their memory, and are back.
+pub(super) fn restart_lost(daemons: &mut Cluster<&Network>) -> Result<()> {
+    for node in LOST {
+        daemons.kill(node)?;
+    }
+    for node in LOST {
+        daemons.start(node)?;
+    }
+    Ok(daemons.wait_for_links()?)
+}
+
 /// Both ranks ask for their shards at once, as after a restart; the time until the last one has its own.
-fn open_both(
+pub(super) fn open_both(
     daemons: &Cluster<&Network>,
     job: &Job,
     manifest: &ManifestBytes,
@@ -189,32 +184,4 @@ fn open_both(
         opened.try_for_each(|one| one.join().ok().context("a reader broke")?)
     })?;
     Ok(started.elapsed())
-}
-
-/// One shard, digested by one thread and by two.
-pub fn threads(bench: &mut Bench) -> Result<()> {
-    eprintln!("one shard, digested by one thread and by two");
-    let mut rates = Vec::new();
-    for threads in [1, 2] {
-        let network = network(2)?;
-        let mut spec = bench.daemons(1, 1, CHUNK, ONE_SHARD, 4);
-        spec.more = format!("threads = {threads}\n");
-        let daemons = spec.start(&network)?;
-        let mut job = Job::open(&daemons, 1, chunks(ONE_SHARD))?;
-        let mut best = None;
-        for _ in 0..ROUNDS {
-            let sealed = job.stage(1.0)?;
-            let committed = job.committed(&daemons, sealed)?;
-            best = Some(least(best, committed.as_secs_f64()));
-            job.protect(&daemons, sealed)?;
-        }
-        let rate = ONE_SHARD as f64 / best.context("a round")?;
-        let key = format!("digest_bytes_per_second_{threads}_threads");
-        bench.figures.put(key, rate);
-        rates.push(rate);
-    }
-    bench
-        .figures
-        .put("threads_speedup_2_vs_1", rates[1] / rates[0]);
-    Ok(())
 }

@@ -1,4 +1,5 @@
-//! A rank reads its own shard back out of its node's RAM, verified, as a restarted process does.
+//! A rank reads its own shard back out of its node's RAM, verified, as a restarted process does; by one thread, two, and more where there
+//! are cores for them.
 
 use std::hint::black_box;
 use std::num::NonZeroUsize;
@@ -7,7 +8,8 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use storaged_sdk::wire::local::Rung;
 
-use super::{CHUNK, ROUNDS, chunks, least, network};
+use super::{CHUNK, ROUNDS, chunks, least, network, thread_counts};
+use crate::codec::machine::cores_usable;
 use crate::net::job::{Job, ShardAt};
 use crate::net::scenario::Bench;
 
@@ -32,14 +34,14 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     let source = &source[source.as_ptr().align_offset(ALIGNED)..][..SHARD as usize];
     let aligned = target.as_ptr().align_offset(ALIGNED);
     let target = &mut target[aligned..][..SHARD as usize];
-    let (mut memcpy, mut loads) = (None, [None; 2]);
+    let counts = thread_counts(cores_usable()).into_iter();
+    let mut loads: Vec<_> = counts.map(|threads| (threads, None)).collect();
+    let mut memcpy = None;
     // In turns, so that what else the machine does falls on all of them.
     for _ in 0..=ROUNDS {
         memcpy = Some(least(memcpy, copy(source, target)));
-        for (threads, best) in [NonZeroUsize::MIN, NonZeroUsize::MIN.saturating_add(1)]
-            .into_iter()
-            .zip(&mut loads)
-        {
+        for (threads, best) in &mut loads {
+            let threads = NonZeroUsize::new(*threads).unwrap_or(NonZeroUsize::MIN);
             let mut parts: Vec<(u64, &mut [u8])> =
                 (0..).step_by(PART).zip(target.chunks_mut(PART)).collect();
             let started = Instant::now();
@@ -49,12 +51,12 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     }
     job.compare(&daemons, &manifest, 0)?;
     let memcpy = memcpy.unwrap_or_default();
-    for (threads, took) in ["1t", "2t"].into_iter().zip(loads) {
+    for (threads, took) in loads {
         let took = took.unwrap_or_default();
         let figures = &mut bench.figures;
-        figures.put(format!("local_load_vs_memcpy_{threads}"), memcpy / took);
+        figures.put(format!("local_load_vs_memcpy_{threads}t"), memcpy / took);
         let rate = SHARD as f64 / took;
-        figures.put(format!("local_load_bytes_per_second_{threads}"), rate);
+        figures.put(format!("local_load_bytes_per_second_{threads}t"), rate);
     }
     Ok(())
 }

