@@ -46,6 +46,12 @@ fn is_spare(system: &System, node: usize) -> Result<()> {
         "{}",
         page.body
     );
+    counts_as_spares(system, node, 1)
+}
+
+fn counts_as_spares(system: &System, node: usize, expected: u64) -> Result<()> {
+    let spares: u64 = system.cluster.metric(node, "storaged_membership_spare")?;
+    ensure!(spares == expected, "n{node} counts as {spares} spares");
     Ok(())
 }
 
@@ -99,6 +105,7 @@ fn a_spare_takes_the_place_of_a_node_that_is_lost_and_gets_its_blocks() -> Resul
         let place = format!("n{lost}");
         wait("the spare", || is_filled_by(&system, witness, &place, "n3"))?;
         linked(&system, [witness, 3], 2)?;
+        counts_as_spares(&system, 3, 0)?;
         wait("its blocks", || system.bears(witness, 1))?;
         // All of it is where it was again: what the lost node had is in the RAM of the new one.
         let nodes: Vec<usize> = (0..2)
