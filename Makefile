@@ -209,7 +209,7 @@ kill-loop: release python ## 50 rounds of kill -9 at random times (ROUNDS=50)
 LIFETIME_WRITE := --write docs/bench/lifetime.json
 
 .PHONY: lifetime
-lifetime: network-packages ## Restarts, upgrades, lost nodes, a real S3 server as registry, every loss of up to m and losses of m+1, kills at any moment: docs/bench/lifetime.json (root; KILLS=200 SEED=1; hours, most of them for losses-replaced; ONLY=restart,upgrade for parts)
+lifetime: network-packages ## Restarts, upgrades, lost nodes, a real S3 server as registry, every loss of up to m (also between two epochs) and losses of m+1, kills at any moment: docs/bench/lifetime.json (root; KILLS=200 SEED=1; hours, most of them for losses-replaced; ONLY=restart,upgrade for parts)
 	@$(PACKAGES) s3
 	@$(BUILD) "building the release of the daemon and of what kills it" $(CARGO) build --release -p storaged -p storaged-tests --bin storaged --bin lifetime
 	@target/release/lifetime --kills $(or $(KILLS),200) --seed $(or $(SEED),1) $(if $(ONLY),--only $(ONLY)) $(LIFETIME_WRITE)

@@ -13,7 +13,8 @@
 #   STORAGED_STARTS_MAX    starts in one allocation, while only processes die (3)
 #   STORAGED_REQUEUES_MAX  after so many requeues the job fails (5); those at the end of its time do not end it, but count
 #   STORAGED_ALLOW_OLDER   1 takes a step behind one that was protected; the training script must allow it too
-# A start that fails and has saved nothing newer is counted against its step: the next one gets another step, if there is one.
+# A start that fails and has saved nothing newer is counted against its step: the next one gets another step, if there is one. A step that is passed over
+# for good is offered again by `storaged plan JOB --lift STEP`, as this script says then.
 #
 # SIGUSR1 says that the job's time is nearly over. The tasks get SIGTERM, save once more and end, and the job goes back into the queue. It
 # must reach this process: `exec`, and B: in --signal. SIGTERM is Slurm's own, when the job is cancelled: nothing is started any more.
@@ -59,7 +60,16 @@ back_into_the_queue() {
     exit 0
 }
 
+# Steps that only an operator has offered again: no other node helps there.
+tell_of_lift() {
+    local step
+    for step in $(sed -n 's/^passed over: run [^ ]* step \([0-9]*\): .*--lift.*/\1/p' <<<"$text"); do
+        say "step $step is passed over for good, since starts from it fail: mend that, then 'storaged plan $STORAGED_NAMESPACE --lift $step' has it offered again"
+    done
+}
+
 requeue() {
+    tell_of_lift
     if ((${SLURM_RESTART_COUNT:-0} >= ${STORAGED_REQUEUES_MAX:-5})); then
         say "not requeued again after ${SLURM_RESTART_COUNT} times: $1"
         exit 1

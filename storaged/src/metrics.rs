@@ -18,7 +18,7 @@ use storaged_plan::Member;
 use storaged_wire::local::Rung;
 use storaged_wire::{CheckpointState, NodeName};
 
-use crate::membership::Roster;
+use crate::membership::{Roster, Waits};
 use crate::trickle::{Copied, PassedOn};
 
 /// What the states' counter says of a checkpoint that was given up.
@@ -161,6 +161,8 @@ metrics! {
         "Places of the roster that no node fills";
     membership_cordoned: Gauge, "membership_cordoned",
         "Nodes that the roster says are cordoned";
+    membership_spare: Gauge, "membership_spare",
+        "1 while this node is a spare, which takes the next place that gets vacant: the sum over all nodes is how many wait";
     membership_fault: Gauge, "membership_fault",
         "1 while the registry cannot be followed: jobs go on, and nobody who is lost is replaced";
     membership_fault_seconds: Gauge<f64, AtomicU64>, "membership_fault_seconds",
@@ -315,8 +317,15 @@ impl Metrics {
         self.observe_state(ABANDONED);
     }
 
-    /// What the roster says now.
+    /// What this node waits for, which has no place.
+    pub fn observe_waiting(&self, waits: &Waits) {
+        let is_spare = matches!(waits, Waits::AsSpare { .. });
+        self.membership_spare.set(i64::from(is_spare));
+    }
+
+    /// What the roster says now, in which this node has a place.
     pub fn observe_roster(&self, roster: &Roster) {
+        self.membership_spare.set(0);
         let vacant = roster.vacant().count();
         self.membership_epoch.set(gauge(roster.epoch));
         self.membership_vacant.set(gauge(vacant as u64));

@@ -163,6 +163,7 @@ impl WaitingSign {
         let reason = waits.to_string();
         let status = status(&self.node, &described(waits), &reason);
         self.pages.set_status(status.clone(), vec![reason.clone()]);
+        self.pages.metrics.observe_waiting(waits);
         *self.shown() = SignText {
             status,
             objections: match waits {
@@ -221,6 +222,7 @@ fn described(waits: &Waits) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use crate::membership::Roster;
     use crate::stage::{ToDriver, queues};
     use storaged_core::RequestId;
     use tokio::sync::{mpsc, oneshot};
@@ -306,6 +308,31 @@ mod tests {
             let objects = !room.sign().shown().objections.is_empty();
             assert_ne!(is_out_of_use, objects, "{waits}");
         }
+    }
+
+    /// Their sum over all nodes is what an operator asks before a node is lost.
+    #[test]
+    fn who_takes_the_next_place_counts_as_a_spare_and_nobody_else_does() {
+        let (room, _events, _pages) = room();
+        let node = NodeName::new("n9").unwrap();
+        let text = || room.sign().pages.metrics.text();
+        let spare = "\nstoraged_membership_spare";
+        assert!(text().contains(&format!("{spare} 0\n")));
+        let (there, wanted) = (1, 2);
+        for (waits, counts) in [
+            (Waits::AsSpare { epoch: 5 }, 1),
+            (Waits::Cordoned { node: node.clone() }, 0),
+            (Waits::AsSpare { epoch: 6 }, 1),
+            (Waits::ForNodes { there, wanted }, 0),
+            (Waits::ForAdmission { node }, 0),
+            (Waits::AsSpare { epoch: 7 }, 1),
+        ] {
+            room.sign().say(&waits);
+            assert!(text().contains(&format!("{spare} {counts}\n")), "{waits}");
+        }
+        let roster = Roster::empty("cluster".into(), 3);
+        room.sign().pages.metrics.observe_roster(&roster);
+        assert!(text().contains(&format!("{spare} 0\n")), "it has a place");
     }
 
     /// An operator that was connected before has its rights after.

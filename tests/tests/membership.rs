@@ -12,6 +12,8 @@ use storaged_sdk::wire::{CheckpointState, RefusalCode};
 use storaged_tests::clients::WAIT_MS;
 use storaged_tests::system::{System, executable, save_protected, shards, wait};
 
+const SPARE: &str = "storaged_membership_spare";
+
 /// What a node's page says of the roster.
 fn membership(system: &System, node: usize) -> Result<Value> {
     let page = system.cluster.page(node, "/status")?;
@@ -41,11 +43,9 @@ fn is_filled_by(system: &System, asked: usize, place: &str, node: &str) -> Resul
 /// A spare says why it is not ready.
 fn is_spare(system: &System, node: usize) -> Result<()> {
     let page = system.cluster.page(node, "/readyz")?;
-    ensure!(
-        page.code == 503 && page.body.contains("spare"),
-        "{}",
-        page.body
-    );
+    let is_one = page.code == 503 && page.body.contains("spare");
+    ensure!(is_one, "{page:?}");
+    ensure!(system.cluster.metric::<u64>(node, SPARE)? == 1);
     Ok(())
 }
 
@@ -99,6 +99,7 @@ fn a_spare_takes_the_place_of_a_node_that_is_lost_and_gets_its_blocks() -> Resul
         let place = format!("n{lost}");
         wait("the spare", || is_filled_by(&system, witness, &place, "n3"))?;
         linked(&system, [witness, 3], 2)?;
+        ensure!(system.cluster.metric::<u64>(3, SPARE)? == 0);
         wait("its blocks", || system.bears(witness, 1))?;
         // All of it is where it was again: what the lost node had is in the RAM of the new one.
         let nodes: Vec<usize> = (0..2)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import storaged
@@ -210,3 +211,20 @@ def test_a_slurm_job_with_too_few_nodes_is_requeued_without_a_start(nodes, tmp_p
     code, asked, text = slurm(nodes[2], tmp_path, ["touch", str(tmp_path / "started")])
     assert (code, asked) == (0, ["requeue 77"]), text
     assert not (tmp_path / "started").exists() and "nothing that was saved can be had" in text, text
+
+
+def test_a_slurm_job_says_how_a_step_that_is_passed_over_for_good_is_offered_again(tmp_path):
+    """Of a daemon that has been told of three failed starts, each half a minute after the one before."""
+    said = (
+        "job: impossible\n"
+        "passed over: run 7-00f step 160: quarantined: restarts from it have failed, 3 by now; it is offered again when an operator lifts that,"
+        " once the fault is mended: `storaged plan JOB --lift 160`\n"
+        "passed over: run 7-00f step 150: quarantined: restarts from it have failed, 1 by now; it is offered again in 600 s\n"
+    )
+    (tmp_path / "said").write_text(said)
+    fake = tmp_path / "storaged"
+    fake.write_text(f"#!/bin/sh\ncat {tmp_path}/said\nexit 12\n")
+    fake.chmod(0o755)
+    code, asked, text = slurm(SimpleNamespace(socket=tmp_path / "none"), tmp_path, ["false"], STORAGED_BIN=str(fake))
+    assert (code, asked) == (0, ["requeue 77"]), text
+    assert "'storaged plan job --lift 160'" in text and "--lift 150" not in text, text

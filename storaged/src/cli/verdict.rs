@@ -79,7 +79,7 @@ fn failed_text(one: &FailedRestart) -> String {
             ms.div_ceil(1_000)
         ),
         (_, None) => format!(
-            "run {run} step {step}: restarts have failed, {times} by now; passed over until `storaged plan --lift {step}`"
+            "run {run} step {step}: restarts have failed, {times} by now; passed over until `storaged plan JOB --lift {step}`, once the fault is mended"
         ),
     }
 }

@@ -154,7 +154,7 @@ class VerdictRendezvous(RendezvousHandler):
                 if not looked and found.plan is not None and self._last.is_offered_again_by(found):
                     looked = True
                     if self._last.failures(met) >= COUNTED_FROM:
-                        self._count(found.plan)
+                        self._count(found.namespace, found.plan)
                         continue
                 why, left = self._why_wait(found), until - time.monotonic()
                 if why is None or left <= 0:
@@ -165,7 +165,7 @@ class VerdictRendezvous(RendezvousHandler):
         except StoragedError as error:
             return AgreedVerdict.unanswered(error)
 
-    def _count(self, plan: RestartPlan) -> None:
+    def _count(self, namespace: str, plan: RestartPlan) -> None:
         """A start from this step has failed. If it cannot be said the job goes on as if it had not."""
         try:
             failed = restart_failed(plan.step, run=plan.run, timeout=self._settings.ask_s)
@@ -173,6 +173,8 @@ class VerdictRendezvous(RendezvousHandler):
             log.warning("a restart from step %d has failed, which could not be counted: %s", plan.step, error)
         else:
             log.warning("a restart from step %d has failed, %d by now: the next one gets another step if there is one", failed.step, failed.times)
+            if failed.wait_ms is None:
+                log.warning("step %d is passed over for good: mend the fault, then `storaged plan %s --lift %d`", failed.step, namespace, failed.step)
 
     def _why_wait(self, found: RestartVerdict) -> str | None:
         """What may become better by itself: a newer step, or a start at all."""

@@ -179,7 +179,7 @@ def verdict(
 @dataclass(frozen=True)
 class FailedRestart:
     """How a step stands that restarts have failed from. `wait_ms` is the time until it is offered again, earlier only if nothing
-    else is restorable; None: until an operator lifts it (`storaged plan --lift STEP`)."""
+    else is restorable; None: until an operator lifts it (`storaged plan JOB --lift STEP`)."""
 
     run: str
     step: int

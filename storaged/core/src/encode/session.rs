@@ -259,3 +259,24 @@ pub(crate) struct Beginning {
     pub stripes: Option<StripeMap>,
     pub shape: Option<EncodeShape>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counted from when it was told last, not from when it was asked: a lane that is tried each second would never tell it again.
+    #[test]
+    fn a_refusal_is_told_at_once_and_then_once_in_a_while() {
+        let every = limits::NO_ROOM_TOLD_EVERY_MS;
+        let mut lane = LaneProgress::default();
+        let mut told = Vec::new();
+        for at in (7..=7 + 2 * every).step_by(500) {
+            if lane.tells_no_room(Now(at)) {
+                told.push(at);
+            }
+        }
+        assert_eq!(told, [7, 7 + every, 7 + 2 * every]);
+        assert!(!lane.tells_no_room(Now(7 + 3 * every - 1)));
+        assert!(LaneProgress::default().tells_no_room(Now(7 + 3 * every - 1)));
+    }
+}

@@ -37,7 +37,10 @@ impl Context {
                 until.since(self.now).div_ceil(1_000)
             ),
             Quarantine::None | Quarantine::ForGood => {
-                "it is offered again when an operator lifts that (`storaged plan --lift`)".into()
+                format!(
+                    "it is offered again when an operator lifts that, once the fault is mended: `storaged plan JOB --lift {}`",
+                    key.step
+                )
             }
         };
         Unrestorable {

@@ -139,3 +139,45 @@ impl Context {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use storaged_codec::digest;
+    use storaged_wire::{DurableStep, RunId, Step};
+
+    use super::*;
+    use crate::testkit::{job, last_of};
+
+    fn key(run: u64, step: u64) -> CheckpointKey {
+        CheckpointKey {
+            namespace: job(),
+            run: RunId::new(run),
+            step: Step::new(step),
+        }
+    }
+
+    /// Runs count before steps: one that goes back to an older step saves that again.
+    #[test]
+    fn a_base_is_passed_by_a_newer_durable_step_of_its_job_alone() {
+        let mut node = last_of(&["a", "b", "c"], 2, 1);
+        let cx = node.context_mut();
+        let durable = |run, step| DurableStep {
+            run: RunId::new(run),
+            step: Step::new(step),
+            manifest: digest(b"its name"),
+        };
+        let other = Namespace::new("other").expect("a name");
+        cx.keys.note_durable(&other, durable(9, 9));
+        assert!(!cx.is_passed_as_base(&key(2, 20)), "nothing is known of it");
+        for (durable, is_passed) in [
+            (durable(1, 30), false),
+            (durable(2, 10), false),
+            (durable(2, 20), false),
+            (durable(2, 21), true),
+            (durable(3, 5), true),
+        ] {
+            cx.keys.note_durable(&job(), durable);
+            assert_eq!(cx.is_passed_as_base(&key(2, 20)), is_passed, "{durable:?}");
+        }
+    }
+}

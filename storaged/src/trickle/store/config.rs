@@ -228,7 +228,7 @@ fn refuses_writes(error: &StoreError) -> bool {
 /// Writes, reads and removes a small object, and checks that a second writer of it loses: a server
 /// that ignores the condition would let an older run replace a newer manifest.
 pub async fn probe(store: &dyn Store, randomness: &dyn Randomness) -> Result<(), StoreError> {
-    let key = ObjectKey::reserved(&format!("probe-{:016x}", randomness.next_u64()));
+    let key = ObjectKey::of_probe(randomness.next_u64());
     let checked = probe_object(store, &key).await;
     let deleted = store.delete(&key).await;
     checked.and(deleted)

@@ -13,6 +13,9 @@ const SEGMENT_BYTES_MAX: usize = 200;
 /// The first segment of everything that a store keeps for itself: unfinished uploads and probes.
 pub(super) const RESERVED: &str = ".storaged";
 
+/// What the names of probes in it start with.
+pub(super) const PROBE_STEM: &str = "probe-";
+
 /// The validated name of an object: segments of `A-Z a-z 0-9 - _ . = + @ , ~`, joined by `/`.
 ///
 /// No segment is empty, `.` or `..`, so a key can neither leave its root nor mean two things.
@@ -27,6 +30,11 @@ impl ObjectKey {
     /// The key of `name` below this one taken as a folder.
     pub fn join(&self, name: &str) -> Result<Self, StoreError> {
         format!("{self}/{name}").parse()
+    }
+
+    /// A key of a small object that is written to see whether the store takes writes, and removed again.
+    pub(super) fn of_probe(number: u64) -> Self {
+        Self::reserved(&format!("{PROBE_STEM}{number:016x}"))
     }
 
     /// A key in the reserved folder; `name` is the store's own and known to be valid.

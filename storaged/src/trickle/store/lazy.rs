@@ -76,7 +76,7 @@ impl Lazy {
             wake,
             task,
             writes: Arc::default(),
-            small: ObjectKey::reserved(&format!("probe-{:016x}", SystemRandomness.next_u64())),
+            small: ObjectKey::of_probe(SystemRandomness.next_u64()),
         }
     }
 

@@ -12,18 +12,14 @@ use storaged_sdk::wire::local::DurableWish;
 use storaged_tests::system::{System, losses, shards, shards_from};
 
 use crate::Figures;
-use crate::nodes::{save, until};
+use crate::nodes::{ENDED, are_in_session, save, tell, until};
 
 /// Bytes of a shard: coding it takes so long that it can be met.
-const SHARD: usize = 6 << 20;
-/// Sessions that a node takes part in.
-const SESSIONS: &str = "storaged_sessions";
+pub const SHARD: usize = 6 << 20;
 /// A session is begun within this time, or it was over before anybody looked.
 const BEGUN: Duration = Duration::from_secs(10);
-/// What is about to end when nodes are stopped has ended after this time; nobody misses them so soon.
-const ENDED: Duration = Duration::from_millis(50);
 /// A moment that is missed is tried again so often.
-const TRIES: u32 = 40;
+pub const TRIES: u32 = 40;
 
 /// Data and coding nodes of a cluster of one group.
 #[derive(Debug, Clone, Copy)]
@@ -43,7 +39,8 @@ impl Nodes {
         self.k + self.m
     }
 
-    fn world(self) -> u32 {
+    /// Each data node has a rank.
+    pub fn world(self) -> u32 {
         u32::try_from(self.k).expect("few nodes")
     }
 
@@ -112,32 +109,19 @@ impl Group {
         Ok(self.system.cluster.wait_for_links()?)
     }
 
-    fn tell(&self, nodes: &[usize], signal: Signal) -> Result<()> {
-        let mut nodes = nodes.iter();
-        nodes.try_for_each(|node| Ok(self.system.cluster.signal(*node, signal)?))
-    }
-
-    /// Whether one of these takes part in a session.
-    fn are_in_session(&self, nodes: &[usize]) -> bool {
-        let sessions = |node: &usize| self.system.cluster.metric::<u64>(*node, SESSIONS);
-        nodes
-            .iter()
-            .any(|node| sessions(node).is_ok_and(|it| it > 0))
-    }
-
     /// Stops nodes once the others take part in a session, which cannot end then. Whether one was met.
     fn stop_in_session(&mut self, lost: &[usize]) -> Result<bool> {
         let left = self.nodes.but(lost);
         let began = Instant::now();
-        while !self.are_in_session(&left) && began.elapsed() < BEGUN {
+        while !are_in_session(&self.system, &left) && began.elapsed() < BEGUN {
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.tell(lost, Signal::STOP)?;
+        tell(&self.system, lost, Signal::STOP)?;
         std::thread::sleep(ENDED);
-        let is_met = self.are_in_session(&left);
+        let is_met = are_in_session(&self.system, &left);
         if !is_met {
             self.missed += 1;
-            self.tell(lost, Signal::CONT)?;
+            tell(&self.system, lost, Signal::CONT)?;
         }
         Ok(is_met)
     }

@@ -1,13 +1,14 @@
 //! What a cluster's months are made of, measured with real processes: restarts, upgrades, nodes that are lost and replaced, every loss of
 //! up to m nodes, an S3 server as registry, drains, the scrub, and kills at any moment. Writes the keys of `docs/bench/lifetime.json`.
 //!
-//!     lifetime [--write FILE] [--kills 200] [--only restart,restart-much,upgrade,foreseen,replace,registry,detect,losses,losses-replaced,losses-beyond,drain,scrub,torture]
+//!     lifetime [--write FILE] [--kills 200] [--only restart,restart-much,upgrade,foreseen,replace,registry,detect,losses,losses-replaced,losses-mid-epoch,losses-beyond,drain,scrub,torture]
 
 mod beyond;
 mod care;
 mod detect;
 mod foreseen;
 mod losses;
+mod mid_epoch;
 mod nodes;
 mod registry;
 mod replace;
@@ -26,13 +27,14 @@ use clap::Parser;
 type Figures = BTreeMap<&'static str, f64>;
 
 /// Figures of which any but zero is a defect.
-const PROMISES: [&str; 9] = [
+const PROMISES: [&str; 10] = [
     "restart_repair_bytes",
     "restart_repair_bytes_4gib",
     "upgrade_steps_lost",
     "upgrade_repair_bytes",
     "loss_subsets_failed",
     "loss_subsets_replaced_failed",
+    "loss_subsets_mid_epoch_failed",
     "loss_beyond_m_failed",
     "kills_lost",
     "kills_leaking_nodes",
@@ -76,7 +78,7 @@ fn main() -> Result<()> {
     let mut figures = Figures::new();
     let torture = |figures: &mut Figures| torture::measure(figures, args.kills, args.seed);
     type Part<'a> = (&'a str, &'a dyn Fn(&mut Figures) -> Result<()>);
-    let parts: [Part<'_>; 13] = [
+    let parts: [Part<'_>; 14] = [
         ("restart", &restart::restarts),
         ("restart-much", &restart::restarts_with_much),
         ("upgrade", &restart::upgrades),
@@ -86,6 +88,7 @@ fn main() -> Result<()> {
         ("registry", &registry::measure),
         ("losses", &losses::measure),
         ("losses-replaced", &losses::while_replaced),
+        ("losses-mid-epoch", &mid_epoch::measure),
         ("losses-beyond", &beyond::measure),
         ("drain", &care::drain),
         ("scrub", &care::scrub),

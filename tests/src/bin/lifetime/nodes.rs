@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use rustix::process::Signal;
 use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::DurableWish;
 use storaged_sdk::wire::{CheckpointState, RunId};
@@ -10,6 +11,25 @@ use storaged_tests::system::{System, shards};
 
 /// Longer than anything takes that comes about at all.
 pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What is about to end when nodes are stopped has ended after this time; nobody misses them so soon.
+pub const ENDED: Duration = Duration::from_millis(50);
+/// Sessions that a node takes part in.
+const SESSIONS: &str = "storaged_sessions";
+
+/// Sends all of them a signal.
+pub fn tell(system: &System, nodes: &[usize], signal: Signal) -> Result<()> {
+    let mut nodes = nodes.iter();
+    nodes.try_for_each(|node| Ok(system.cluster.signal(*node, signal)?))
+}
+
+/// Whether one of these takes part in a session.
+pub fn are_in_session(system: &System, nodes: &[usize]) -> bool {
+    let sessions = |node: &usize| system.cluster.metric::<u64>(*node, SESSIONS);
+    nodes
+        .iter()
+        .any(|node| sessions(node).is_ok_and(|it| it > 0))
+}
 
 /// Looks until it is so; how long that took.
 pub fn until(what: &str, mut look: impl FnMut() -> Result<()>) -> Result<Duration> {

@@ -11,7 +11,7 @@ use super::super::world::World;
 use super::jobs::{Phase, Place};
 use super::tier::TierKind;
 use super::trainers::RankState;
-use super::{Crashes, END_MS, FAULTS_END_MS, JOBS_END_MS, SETTLED_MS, Trainers, Unequal};
+use super::{Changes, Crashes, END_MS, FAULTS_END_MS, JOBS_END_MS, SETTLED_MS, Trainers, Unequal};
 
 const IN_TIME_MS: u64 = 10_000;
 /// The last restart of a job after the loss of a node, its plan, its restore and its first steps.
@@ -42,7 +42,13 @@ impl World {
         let little = scenario.is_little_room() && scenario.trainers != Trainers::Brief;
         // Where it suffices for one step, what is kept beside it is in nobody's way.
         let tight = little && scenario.keep_steps == 1 && !scenario.pins;
-        if scenario.unequal != Unequal::Nothing || tight {
+        if scenario.unequal != Unequal::Nothing {
+            return;
+        }
+        if tight {
+            if scenario.places != Changes::Never {
+                self.a_step_becomes_safe_at_last(namespace);
+            }
             return;
         }
         if self.is_settled() && scenario.trainers == Trainers::Quiet {
@@ -128,6 +134,18 @@ impl World {
                     self.now
                 );
             }
+        }
+    }
+
+    /// Where saves wait for room and some are refused: once places change no more, something new is protected before the jobs end.
+    fn a_step_becomes_safe_at_last(&mut self, namespace: &Namespace) {
+        if self.is_settled() && self.now >= JOBS_END_MS - 300 {
+            let progress = self.month().promises.progress.get(namespace);
+            let last = progress.map_or(0, |(_, at)| *at);
+            assert!(
+                last >= SETTLED_MS - 5_000,
+                "in little room something is protected after the last change of places: the newest is {progress:?}"
+            );
         }
     }
 

@@ -91,6 +91,8 @@ pub(super) struct FolderEntry {
     pub name: String,
     pub kind: FileType,
     pub length: u64,
+    /// When a file was changed last, in seconds since 1970; 0 of a folder.
+    pub changed_at: i64,
 }
 
 /// What a file is opened for.
@@ -262,6 +264,7 @@ impl Beneath {
                     FileType::from_raw_mode(found.st_mode)
                 }),
                 length: found.map_or(0, |found| found.st_size.unsigned_abs()),
+                changed_at: found.map_or(0, |found| found.st_mtime),
             });
         }
         Ok(entries)

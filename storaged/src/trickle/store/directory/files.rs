@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind, Write};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use rustix::fs::{FileType, OFlags};
@@ -13,7 +14,7 @@ use storaged_arena::{AlignedBytes, DIRECT_ALIGNMENT};
 use super::Inner;
 use super::beneath::{Beneath, FileFault, FolderEntry, OpenFor, failed, join, parent_of};
 use super::io_choice::refuses_direct;
-use crate::trickle::store::key::RESERVED;
+use crate::trickle::store::key::{PROBE_STEM, RESERVED};
 use crate::trickle::store::{
     KeyPrefix, LIST_ENTRIES_MAX, ObjectEntry, ObjectKey, StoreError, check_asked, range_within,
 };
@@ -23,6 +24,12 @@ const PLACE_TRIES_MAX: u32 = 4;
 
 /// Shorter reads are as well served by the page cache.
 const DIRECT_BYTES_MIN: u64 = 1 << 20;
+
+/// A check of the tier, or a small object on its way, takes seconds: what is older is of a daemon that was killed. So much longer that clocks
+/// which differ do not matter.
+const LITTER_AFTER: Duration = Duration::from_secs(24 * 3_600);
+/// Removed when a store is opened, which has little time.
+const LITTER_MAX: usize = 200;
 
 /// Reads whole blocks while there are such, beyond the range's end too.
 fn read_blocks(file: &File, range: &Range<u64>, bytes: &mut AlignedBytes) -> io::Result<()> {
@@ -72,6 +79,23 @@ pub(super) fn reserved(name: &str) -> String {
     format!("{RESERVED}/{name}")
 }
 
+/// Removes what daemons that were killed have left: checks of the tier and small objects on their way. Nobody waits for any of it, so that what
+/// cannot be removed stays.
+fn remove_litter(beneath: &Beneath) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let before = now.unwrap_or_default().saturating_sub(LITTER_AFTER);
+    let before = i64::try_from(before.as_secs()).unwrap_or(0);
+    for (folder, stem) in [(RESERVED.to_owned(), PROBE_STEM), (reserved("tmp"), "")] {
+        let entries = beneath.entries(&folder).unwrap_or_default();
+        let is_litter = |it: &FolderEntry| {
+            it.kind == FileType::RegularFile && it.name.starts_with(stem) && it.changed_at < before
+        };
+        for entry in entries.into_iter().filter(is_litter).take(LITTER_MAX) {
+            let _ = beneath.remove_file(&join(&folder, &entry.name));
+        }
+    }
+}
+
 impl Inner {
     /// The root, for one call.
     pub(super) fn beneath(&self) -> Result<Beneath, StoreError> {
@@ -98,6 +122,7 @@ impl Inner {
         for name in [RESERVED.to_owned(), reserved("uploads"), reserved("tmp")] {
             self.make_folder(&beneath, &name)?;
         }
+        remove_litter(&beneath);
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! Credentials from a file that may be replaced while the daemon runs: lines `NAME=VALUE` with the names that the
 //! environment would have, as systemd's EnvironmentFile has them. The file is looked at before every request and read
-//! when it is another one, so that what rotates it need tell nobody.
+//! when it is another one, so that what rotates it need tell nobody. One that cannot be used ends a start; while the daemon runs the last ones
+//! are used on, as those of a role are: servers take them till they end.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -21,7 +22,15 @@ use crate::trickle::store::remote::read_credentials;
 pub(super) struct FileCredentials {
     path: PathBuf,
     names: [String; 3],
-    read: Mutex<Option<(FileState, Credentials)>>,
+    read: Mutex<LastRead>,
+}
+
+/// What was read last.
+#[derive(Debug, Default)]
+struct LastRead {
+    good: Option<(FileState, Credentials)>,
+    /// Why the file at its place now cannot be used, as it was told.
+    told: Option<String>,
 }
 
 /// What tells a file from another one at its place.
@@ -72,10 +81,32 @@ impl FileCredentials {
         }
     }
 
+    /// Those of the file, or the last ones that it had.
     fn current(&self) -> Result<Credentials, FileError> {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let fault = match self.of_file(&mut read) {
+            Ok(credentials) => {
+                read.told = None;
+                return Ok(credentials);
+            }
+            Err(fault) => fault,
+        };
+        let Some((_, last)) = &read.good else {
+            return Err(fault);
+        };
+        let last = last.clone();
+        let reason = crate::driver::chain(&fault);
+        if read.told.as_ref() != Some(&reason) {
+            let path = self.path.display();
+            tracing::warn!(%path, reason, "no new S3 credentials: the last ones are used on");
+            read.told = Some(reason);
+        }
+        Ok(last)
+    }
+
+    fn of_file(&self, read: &mut LastRead) -> Result<Credentials, FileError> {
         let state = self.state()?;
-        if let Some((_, known)) = read.as_ref().filter(|(of, _)| *of == state) {
+        if let Some((_, known)) = read.good.as_ref().filter(|(of, _)| *of == state) {
             return Ok(known.clone());
         }
         let text = read_credentials(&self.path)?;
@@ -90,10 +121,10 @@ impl FileCredentials {
             None,
             "storaged",
         );
-        if read.is_some() {
+        if read.good.is_some() {
             tracing::info!(path = %self.path.display(), "took the S3 credentials anew");
         }
-        *read = Some((state, fresh.clone()));
+        read.good = Some((state, fresh.clone()));
         Ok(fresh)
     }
 
@@ -152,8 +183,9 @@ mod tests {
         write("another");
         assert_eq!(current().access_key_id(), "another");
     }
+
     #[test]
-    fn a_file_that_others_can_read_is_refused_at_the_start_and_when_it_is_replaced() {
+    fn a_file_that_others_can_read_is_refused_at_the_start_and_not_taken_later() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("environment");
         let config: S3Config = toml::from_str("bucket = 'ckpt'").unwrap();
@@ -179,9 +211,32 @@ mod tests {
         let credentials = open().unwrap();
         fs::remove_file(&path).unwrap();
         write("another", 0o644);
-        assert!(credentials.current().is_err());
+        let current = || credentials.current().unwrap().access_key_id().to_owned();
+        assert_eq!(current(), "old");
+        let told = || credentials.read.lock().unwrap().told.clone();
+        assert!(told().is_some_and(|it| it.contains("0644")), "{:?}", told());
         fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
-        let current = credentials.current().unwrap();
-        assert_eq!(current.access_key_id(), "another");
+        assert_eq!((current().as_str(), told()), ("another", None));
+    }
+
+    /// Whatever rotates it may write it in two steps, or be killed between them.
+    #[test]
+    fn the_last_credentials_are_used_on_while_the_file_has_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("environment");
+        let config: S3Config = toml::from_str("bucket = 'ckpt'").unwrap();
+        let write = |text: &str| {
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        };
+        write("AWS_ACCESS_KEY_ID=old\nAWS_SECRET_ACCESS_KEY=s\n");
+        let credentials = FileCredentials::open(path.clone(), &config).unwrap();
+        let current = || credentials.current().unwrap().access_key_id().to_owned();
+        fs::remove_file(&path).unwrap();
+        assert_eq!(current(), "old");
+        write("AWS_ACCESS_KEY_ID=another\n");
+        assert_eq!(current(), "old");
+        write("AWS_ACCESS_KEY_ID=another\nAWS_SECRET_ACCESS_KEY=t\n");
+        assert_eq!(current(), "another");
     }
 }

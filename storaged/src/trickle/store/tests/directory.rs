@@ -42,6 +42,43 @@ async fn files_are_closed_to_others_and_nothing_is_left_over() {
     assert!(!root.path().join("job").exists());
 }
 
+/// A daemon that is killed between the two leaves its check of the tier behind, and what it was about to give a name.
+#[tokio::test]
+async fn what_killed_daemons_have_left_goes_when_the_store_is_opened_and_nothing_else() {
+    let root = tempfile::tempdir().unwrap();
+    drop(directory(root.path(), FileIoConfig::Plain).await);
+    let own = root.path().join(".storaged");
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(2 * 24 * 3_600);
+    let write = |name: &&str| {
+        let file = fs::File::create(own.join(name)).unwrap();
+        file.set_modified(old).unwrap();
+        file
+    };
+    let litter = ["probe-00000000000000aa", "tmp/5b"];
+    let kept = [
+        "tier",
+        "uploads/probe-1",
+        "probe-00000000000000bb",
+        "tmp/6c",
+    ];
+    for name in litter.iter().chain(&kept) {
+        drop(write(name));
+    }
+    // Another daemon is at these now.
+    for name in &kept[2..] {
+        let now = std::time::SystemTime::now();
+        write(name).set_modified(now).unwrap();
+    }
+    fs::create_dir(own.join("probe-folder")).unwrap();
+    drop(directory(root.path(), FileIoConfig::Plain).await);
+    for name in litter {
+        assert!(!own.join(name).exists(), "{name} is still there");
+    }
+    for name in kept.iter().chain(&["probe-folder"]) {
+        assert!(own.join(name).exists(), "{name} is gone");
+    }
+}
+
 #[tokio::test]
 async fn another_process_resumes_and_damage_costs_only_its_part() {
     let root = tempfile::tempdir().unwrap();
