@@ -68,7 +68,7 @@ pub enum KeepError {
     #[error("expected descriptors with names from the keeper, got something else")]
     Answer,
     /// The holder's socket.
-    #[error("expected to listen at {}, where no other holder does", path.display())]
+    #[error("expected to listen at {}, where no other holder does", .path.display())]
     Holder {
         path: PathBuf,
         #[source]

@@ -141,8 +141,8 @@ async fn admit(listener: UnixListener, held: &Arc<Mutex<HeldMemory>>) {
         if user != own && user != 0 {
             tracing::warn!(user, "another user was sent away");
             // There is room for it in the queue of a connection on which nothing was sent.
-            let told = packets.send(&HoldAnswer::Stranger(user).encode());
-            let _ = tokio::time::timeout(RETRY, told).await;
+            let answer = HoldAnswer::Stranger(user).encode();
+            let _ = tokio::time::timeout(RETRY, packets.send(&answer)).await;
             continue;
         }
         connection += 1;
