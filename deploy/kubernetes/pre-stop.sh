@@ -1,7 +1,8 @@
 #!/bin/sh
 # preStop hook of the DaemonSet's pod. Kubernetes runs it before it ends the daemon, for one of two reasons that it does not tell:
 #   the machine goes (drained, scaled away, reclaimed, shutting down): what only this node has goes first (storaged drain);
-#   the pod alone is started again (a new image, kubectl delete pod): it waits until that loses nothing (storaged restart-safe),
+#   the pod alone is started again (a new image, kubectl delete pod): where a holder has the node's memory too (STORAGED_HOLDER) daemon and
+#   keeper end at once and leave it to that one (storaged hand-over). Else it waits until a restart loses nothing (storaged restart-safe),
 #   and drains with what is left of the pod's time where it never comes to that; the node keeps its place then.
 # `storaged going` asks the API server which one it is, and how long this pod was given, again and again while it waits. Where that
 # does not answer, it waits.
@@ -14,6 +15,8 @@ end=$(($(date +%s) + ${STORAGED_RESTART_WAIT_S:-600}))
 # By when a drain must be done, as far as the API server has said so. The kubelet counts from when it runs this hook, and anew where a
 # later order to delete the pod gives less time.
 gone=
+# Memory is left to the holder only where the machine is known to stay. The container ends with its keeper, and this script with it.
+handed=
 while true; do
     going=0
     given=$(storaged going) || going=$?
@@ -25,6 +28,17 @@ while true; do
     deadline=$((left > 0 ? left : 1))s
     if [ "$going" -eq 0 ]; then
         exec storaged drain --deadline "$deadline" "$@"
+    fi
+    if [ -n "${STORAGED_HOLDER:-}" ] && [ -z "$handed" ] && storaged going --stays >/dev/null; then
+        handed=tried
+        limit=10
+        if [ -n "$gone" ] && [ $((left / 2)) -lt "$limit" ]; then
+            limit=$((left > 2 ? left / 2 : 1))
+        fi
+        if storaged hand-over --timeout "${limit}s"; then
+            exit 0
+        fi
+        continue
     fi
     wait=$((end - now))
     own=$((left - ${STORAGED_LEAVE_S:-20}))

@@ -21,7 +21,7 @@ use thiserror::Error;
 pub use self::hosts::{Hosts, Loopback, PAGE_WAIT};
 pub use self::page::Page;
 pub use self::process::{CpuTime, ResidentBytes, child_of};
-use crate::keep::KEEP_VARIABLE;
+use crate::keep::{HOLDER_VARIABLE, KEEP_VARIABLE};
 use crate::net::cert::{CertError, create_ca, issue};
 
 /// Why a cluster did not come up, or does not answer.
@@ -113,6 +113,7 @@ pub struct Cluster<H = Loopback> {
     spec: ClusterSpec,
     children: Vec<Option<Child>>,
     memory: NodeMemory,
+    holders: Vec<Option<PathBuf>>,
 }
 
 impl NodeMemory {
@@ -139,6 +140,7 @@ impl<H: Hosts> Cluster<H> {
         let cluster = Self {
             hosts,
             children: (0..spec.nodes).map(|_| None).collect(),
+            holders: vec![None; spec.nodes],
             spec,
             memory: NodeMemory::default(),
         };
@@ -221,6 +223,11 @@ impl<H: Hosts> Cluster<H> {
         self.memory = memory;
     }
 
+    /// The keeper of a node that is started from now on hands on what it has to the holder at this path.
+    pub fn set_holder(&mut self, node: usize, holder: PathBuf) {
+        self.holders[node] = Some(holder);
+    }
+
     /// Process number of the daemon below a node's keeper; none while it is down.
     pub fn daemon_below(&self, node: usize) -> Option<u32> {
         child_of(self.pid(node).ok()?)
@@ -237,6 +244,10 @@ impl<H: Hosts> Cluster<H> {
             .open(self.log(node));
         let log = log.map_err(io_error("opening a log"))?;
         let mut command = self.hosts.command(node, &self.spec.executable);
+        match &self.holders[node] {
+            Some(holder) => command.env(HOLDER_VARIABLE, holder),
+            None => command.env_remove(HOLDER_VARIABLE),
+        };
         let child = command
             .args(["run", "--config"])
             .arg(self.config_path(node))

@@ -2,13 +2,18 @@
 //! again, the same binary or another one, gets them back and goes on with the bytes that they name.
 //!
 //! Such a process is systemd, or our keeper (`keeper`, its table in `table`): the daemon hands descriptors to both over one protocol
-//! (`store`, `message`), and finds at its start what the one before it left (`inherited`).
+//! (`store`, `message`), and finds at its start what the one before it left (`inherited`). A keeper that ends with its pod hands on what it
+//! has to a holder (`holder_link`, `holdings`), a process of its own (`holder`, over `packets`).
 
 mod handover;
+pub mod holder;
+mod holder_link;
+mod holdings;
 mod inherited;
 mod journal;
 pub mod keeper;
 mod message;
+mod packets;
 mod parity_table;
 mod store;
 mod table;
@@ -16,6 +21,7 @@ mod table;
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use storaged_wire::SlotId;
@@ -31,6 +37,10 @@ pub use store::SocketStore;
 
 /// The environment variable that says who holds descriptors, as `--keep` does.
 pub const KEEP_VARIABLE: &str = "STORAGED_KEEP";
+/// The one that says where the keeper's holder is, as `--holder` does.
+pub const HOLDER_VARIABLE: &str = "STORAGED_HOLDER";
+/// Where a holder is, unless it is told otherwise.
+pub const HOLDER_SOCKET: &str = "/run/storaged-memory/hold.sock";
 /// The one that makes a process the daemon of a keeper: the number of the keeper's process.
 const KEPT_BY_VARIABLE: &str = "STORAGED_KEPT_BY";
 /// A holder has no more descriptors of one daemon.
@@ -57,6 +67,21 @@ pub enum KeepError {
     /// What it says.
     #[error("expected descriptors with names from the keeper, got something else")]
     Answer,
+    /// The holder's socket.
+    #[error("expected to listen at {}, where no other holder does", .path.display())]
+    Holder {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// Whose memory the holder has.
+    #[error(
+        "expected a holder that has nobody's memory, got one that holds for process {process}, which is there: end that daemon and its keeper first"
+    )]
+    HolderTaken { process: u32 },
+    /// Who asks it.
+    #[error("expected root or the holder's own user, got user id {user}")]
+    HolderStranger { user: u32 },
     /// The system.
     #[error("{what} failed")]
     Io {

@@ -363,14 +363,14 @@ class Kubernetes:
             expect(spare.operator("status", "--probe", "ready").returncode != 0, "a spare is ready")
 
     def pods_are_replaced(self) -> None:
-        with self.check("kubectl delete pod: it ends when that loses nothing, and peers put back what it had"):
+        with self.check("kubectl delete pod: it ends at once, and the next one has from the holder what it had"):
             before = self.first.pod()["metadata"]["uid"]
             self.cluster.does("delete", "pod", "--namespace=storaged", self.first.pod()["metadata"]["name"], limit=700)
             self.first.wait_ready()
             expect(self.first.pod()["metadata"]["uid"] != before, "the same pod")
             until("links", self._are_linked)
             self.job.wait_whole()
-            self.job.load(self.step)
+            self.job.load(self.step, "own ram")
         with self.check("kubectl rollout restart beside a job that saves: one after the other, at most one failed save per node, nothing lost"):
             saved, failed = self._saves_while(self._rollout)
             # None of them has lost its place to the spare.

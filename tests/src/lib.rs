@@ -3,6 +3,7 @@
 pub mod beyond;
 pub mod clients;
 pub mod etcd;
+pub mod holder;
 pub mod hostile;
 pub mod kubernetes;
 pub mod peer;

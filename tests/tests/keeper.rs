@@ -422,7 +422,7 @@ fn descriptors_are_there_after_the_daemon_was_killed() -> Result<()> {
 #[ignore = "a part of the test above, in a process of its own"]
 fn as_a_keeper() -> Result<()> {
     if std::env::var_os(SEEN).is_some() {
-        let code = keep(this_test("as_a_daemon")?)?;
+        let code = keep(this_test("as_a_daemon")?, None)?;
         std::process::exit(code.into());
     }
     Ok(())

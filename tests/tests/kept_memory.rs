@@ -1,5 +1,8 @@
 //! RAM that outlives its daemon, with real processes: daemons below keepers are killed and upgraded, and what they held is there.
 
+#[path = "kept_memory/pods.rs"]
+mod pods;
+
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};

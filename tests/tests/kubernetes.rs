@@ -1,6 +1,9 @@
 //! Clusters whose nodes are agreed on in Kubernetes: its API server is one of the tests' own (`storaged_tests::kubernetes`), as strict as the
 //! real one where a registry hangs on it.
 
+#[path = "kubernetes/hand_over.rs"]
+mod hand_over;
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -178,6 +178,49 @@ fn scripts_of_the_daemons_pod_are_in_its_image() -> Result<()> {
     Ok(())
 }
 
+/// A holder that a daemon's pod does not find, or that is another user's, would hold nothing.
+#[test]
+fn the_daemons_pod_finds_the_holder_of_its_node() -> Result<()> {
+    let objects = objects("daemonset.yaml")?;
+    let mut sets = objects.iter().filter(|it| it["kind"] == "DaemonSet");
+    let (daemons, holders) = (
+        sets.next().context("daemons")?,
+        sets.next().context("holders")?,
+    );
+    ensure!(holders["spec"]["updateStrategy"]["type"] == "OnDelete" && sets.next().is_none());
+    let pods = [daemons, holders].map(|set| &set["spec"]["template"]["spec"]);
+    let [daemon, holder] = pods.map(|pod| &pod["containers"][0]);
+    ensure!(pods[0]["nodeSelector"] == pods[1]["nodeSelector"]);
+    ensure!(holder["command"][0] == "storaged" && holder["args"][0] == "hold");
+    let socket = text(&named(&daemon["env"], "STORAGED_HOLDER")?["value"])?;
+    ensure!(holder["args"][1] == "--socket" && holder["args"][2] == socket);
+    let mounts = [daemon, holder].map(|it| named(&it["volumeMounts"], "memory"));
+    for (mount, pod) in mounts.into_iter().zip(pods) {
+        let path = text(&mount?["mountPath"])?;
+        ensure!(
+            Path::new(socket).parent() == Some(Path::new(path)),
+            "{path}"
+        );
+        let volume = named(&pod["volumes"], "memory")?;
+        ensure!(text(&volume["hostPath"]["path"])? == path, "{volume}");
+    }
+    for key in [
+        "runAsUser",
+        "runAsGroup",
+        "capabilities",
+        "readOnlyRootFilesystem",
+    ] {
+        let [one, other] = [daemon, holder].map(|it| &it["securityContext"][key]);
+        ensure!(one == other && !one.is_null(), "{key}");
+    }
+    let owner = &pods[1]["initContainers"][0];
+    ensure!(
+        text(&owner["command"][4])? == "/run/storaged-memory"
+            && owner["volumeMounts"][0]["name"] == "memory"
+    );
+    Ok(())
+}
+
 /// `kubectl` as far as `make-token.sh` goes: Secrets are files, and what it was told is written down.
 const KUBECTL: &str = r#"#!/usr/bin/env bash
 set -euo pipefail

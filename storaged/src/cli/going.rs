@@ -15,7 +15,7 @@ const RESERVE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Asks the API server of Kubernetes, as a pod does. A node goes if it is cordoned (`kubectl drain`), deleted, shutting down, or has a taint\nof one that goes (cluster autoscaler, Karpenter, spot notices). Stdout then has how long a drain may take, for\n`storaged drain --deadline`; the reason is on stderr. Where it stays, stdout has that time if the pod alone was told to end.\nIt counts from when the pod was told. Exit codes: 0 it goes, 1 it stays, or nobody says."
+    after_help = "Asks the API server of Kubernetes, as a pod does. A node goes if it is cordoned (`kubectl drain`), deleted, shutting down, or has a taint\nof one that goes (cluster autoscaler, Karpenter, spot notices). Stdout then has how long a drain may take, for\n`storaged drain --deadline`; the reason is on stderr. Where it stays, stdout has that time if the pod alone was told to end.\nIt counts from when the pod was told. Exit codes: 0 it goes, 1 it stays, or nobody says; with --stays 0 only if it is known to stay."
 )]
 pub struct GoingArgs {
     /// The node in Kubernetes that this pod is on
@@ -30,6 +30,9 @@ pub struct GoingArgs {
     /// What a drain may take where the pod was not told to end: the machine itself ends
     #[arg(long, default_value = "25s")]
     deadline: Span,
+    /// Ask the other way round: exit code 0 if the machine is known to stay, else 1
+    #[arg(long)]
+    stays: bool,
     /// The API server, if not that of the pod's environment
     #[arg(long, env = "STORAGED_KUBERNETES_SERVER")]
     server: Option<String>,
@@ -60,7 +63,7 @@ pub fn going(args: &GoingArgs) -> Result<ExitCode, CliError> {
             }
             stays?;
             eprintln!("node {} stays", args.node);
-            return Ok(ExitCode::FAILURE);
+            return Ok(u8::from(!args.stays).into());
         }
     };
     eprintln!("node {} goes: {why}", args.node);
@@ -71,7 +74,7 @@ pub fn going(args: &GoingArgs) -> Result<ExitCode, CliError> {
         Some(grace) => grace.min(usual),
         None => usual,
     });
-    Ok(ExitCode::SUCCESS)
+    Ok(u8::from(args.stays).into())
 }
 
 fn tell(within: Duration) {

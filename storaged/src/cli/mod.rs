@@ -8,6 +8,8 @@ mod drop_job;
 mod export;
 mod failure_domain;
 mod going;
+mod hand_over;
+mod hold;
 mod inspect;
 mod members;
 mod plan_encode;
@@ -125,6 +127,11 @@ pub enum CliError {
     /// A check that found faults.
     #[error("{faults} of {parts} parts have faults")]
     Faults { faults: usize, parts: usize },
+    /// A daemon and a keeper that have not ended.
+    #[error(
+        "the keeper has not ended within {0:?}: without a holder that has the memory it does not; its log says why"
+    )]
+    NotHandedOver(Duration),
     /// A drill that showed losses that the checkpoint does not bear.
     #[error("{failures} of {tried} decodes without nodes failed")]
     Drill { failures: usize, tried: usize },
@@ -204,6 +211,10 @@ enum Command {
     Verify(verify::VerifyArgs),
     /// Say whether this node may be restarted now without losing anything; exit code 1 if not
     RestartSafe(restart_safe::RestartSafeArgs),
+    /// Hold the memory of this node's daemon for longer than its pod lives
+    Hold(hold::HoldArgs),
+    /// End the daemon of this node at once, and leave its memory to the holder
+    HandOver(hand_over::HandOverArgs),
     /// End the daemon of this node in order, before the machine goes
     Drain(drain::DrainArgs),
     /// Say whether this machine is about to go, and how long a drain may take; exit code 1 if not
@@ -320,6 +331,8 @@ pub fn main() -> Result<ExitCode, CliError> {
         Command::Plan(args) => return inspect::plan(&args),
         Command::Verify(args) => verify::verify(&args),
         Command::RestartSafe(args) => restart_safe::restart_safe(&args),
+        Command::Hold(args) => hold::hold(&args),
+        Command::HandOver(args) => hand_over::hand_over(&args),
         Command::Drain(args) => drain::drain(&args),
         Command::Going(args) => return going::going(&args),
         Command::FailureDomain(args) => failure_domain::failure_domain(&args),

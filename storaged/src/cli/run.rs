@@ -18,7 +18,7 @@ use crate::encode::Pool;
 use crate::env::{Environment, Offload, SystemEntropy};
 use crate::heap;
 use crate::keep::keeper::{self, EXIT_AGAIN, Program};
-use crate::keep::{Holding, KEEP_VARIABLE};
+use crate::keep::{HOLDER_VARIABLE, Holding, KEEP_VARIABLE};
 use crate::log::{self, LogFormat};
 use crate::net::{TlsIdentity, UdpFactory, runtime_of};
 
@@ -27,7 +27,7 @@ const ONE_SIGNAL: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "Without --config: one node without peers, its socket at /run/storaged/storaged.sock, metrics at\nhttp://127.0.0.1:9301/metrics, RAM for checkpoints up to half of this machine's. SIGTERM or SIGINT stops it\nonce it has finished what only it can (uploads, coding), within node.leave_within; a second one at once. SIGHUP reads the\nconfiguration and the certificates again; links and RAM stay. SIGUSR2 ends the daemon at once and starts it again, from a\nbinary that was replaced too, with its descriptors kept."
+    after_help = "Without --config: one node without peers, its socket at /run/storaged/storaged.sock, metrics at\nhttp://127.0.0.1:9301/metrics, RAM for checkpoints up to half of this machine's. SIGTERM or SIGINT stops it\nonce it has finished what only it can (uploads, coding), within node.leave_within; a second one at once. SIGHUP reads the\nconfiguration and the certificates again; links and RAM stay. SIGUSR2 ends the daemon at once and starts it again, from a\nbinary that was replaced too, with its descriptors kept. SIGUSR1 ends daemon and keeper at once where --holder has all of\ntheir memory, and nobody where it does not (`storaged hand-over`)."
 )]
 pub struct RunArgs {
     /// Configuration file (TOML); see docs/operate/config.md
@@ -44,6 +44,9 @@ pub struct RunArgs {
     /// Who holds the descriptors of the daemon's memory, so that it outlives a crash, a restart and an upgrade of the daemon
     #[arg(long, value_enum, env = KEEP_VARIABLE, default_value = "keeper")]
     keep: Keep,
+    /// Socket of the holder (`storaged hold`) that has what the keeper has, so that it outlives the keeper too, as when a pod is replaced
+    #[arg(long, env = HOLDER_VARIABLE, value_name = "PATH")]
+    holder: Option<PathBuf>,
 }
 
 /// What a launcher knows of the node and a file that all nodes share does not.
@@ -98,9 +101,13 @@ impl RunArgs {
 
 /// Runs as the keeper of a daemon, or as the daemon.
 pub fn run(args: RunArgs) -> Result<ExitCode, CliError> {
+    if args.keep != Keep::Keeper && args.holder.is_some() {
+        let what = "expected --keep keeper beside --holder (or STORAGED_HOLDER): who else keeps memory hands none on";
+        return Err(CliError::Usage(what.into()));
+    }
     if args.keep == Keep::Keeper && !keeper::is_kept() {
         log::start(args.log_format);
-        let code = keeper::keep(Program::of_this_process()?)?;
+        let code = keeper::keep(Program::of_this_process()?, args.holder)?;
         return Ok(code.into());
     }
     // Before there are threads: each goes by what holds when it begins.

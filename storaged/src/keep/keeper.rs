@@ -4,6 +4,8 @@
 //! It must not die of what the daemon dies of: one thread, no network, no configuration, and it reads nothing but datagrams of a fixed form
 //! (`message`). It stays when the daemon below it is upgraded, so the less it does the better. The daemon has the other end of a pair of
 //! sockets as its standard input: descriptors and numbers need no other way to it.
+//!
+//! What ends with its container it hands on to a holder (`holdings`). It needs nothing of that one while it lives.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -21,6 +23,7 @@ use tokio::net::UnixDatagram;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal as Heard, SignalKind, signal};
 
+use super::holdings::{AfterKeeper, Holdings};
 use super::message::{DATAGRAM_MAX, FromKeeper, HolderName};
 use super::table::{Table, Taken};
 use super::{KEPT_BY_VARIABLE, KeepError};
@@ -83,11 +86,11 @@ pub fn is_kept() -> bool {
     env::var_os(KEPT_BY_VARIABLE).is_some()
 }
 
-/// Runs the daemon until it ends for good; the exit code that this process ends with then.
+/// Runs the daemon until it ends for good, or is left to the holder; the exit code that this process ends with then.
 ///
 /// # Errors
-/// [`KeepError`] if the daemon cannot be started a first time.
-pub fn keep(program: Program) -> Result<u8, KeepError> {
+/// [`KeepError`] if the daemon cannot be started a first time, or the holder has another one's memory.
+pub fn keep(program: Program, holder: Option<PathBuf>) -> Result<u8, KeepError> {
     raise_limit();
     // So that `ps` tells the two apart. It is only a name.
     let _ = rustix::thread::set_name(c"storaged-keeper");
@@ -96,12 +99,12 @@ pub fn keep(program: Program) -> Result<u8, KeepError> {
         .enable_time()
         .build();
     let runtime = runtime.map_err(KeepError::io("starting the keeper's runtime"))?;
-    runtime.block_on(async { KeeperProcess::over(program)?.run().await })
+    runtime.block_on(async { KeeperProcess::over(program, holder)?.run().await })
 }
 
 /// A table of descriptors needs more than the 1,024 that a process may open unless it asks; the daemon, which is started with the same
 /// limit, needs as many.
-fn raise_limit() {
+pub(super) fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,
@@ -117,9 +120,10 @@ struct Signals {
     term: Heard,
     int: Heard,
     hup: Heard,
+    usr1: Heard,
     usr2: Heard,
     /// What would end a process that does not say otherwise.
-    _ignored: [io::Result<Heard>; 2],
+    _ignored: io::Result<Heard>,
 }
 
 impl Signals {
@@ -129,8 +133,9 @@ impl Signals {
             term: listen(SignalKind::terminate())?,
             int: listen(SignalKind::interrupt())?,
             hup: listen(SignalKind::hangup())?,
+            usr1: listen(SignalKind::user_defined1())?,
             usr2: listen(SignalKind::user_defined2())?,
-            _ignored: [SignalKind::user_defined1(), SignalKind::alarm()].map(signal),
+            _ignored: signal(SignalKind::alarm()),
         })
     }
 
@@ -139,7 +144,18 @@ impl Signals {
             _ = self.term.recv() => Signal::TERM,
             _ = self.int.recv() => Signal::INT,
             _ = self.hup.recv() => Signal::HUP,
+            _ = self.usr1.recv() => Signal::USR1,
             _ = self.usr2.recv() => Signal::USR2,
+        }
+    }
+
+    /// Returns when this process is told to end; what it ends with, where there was no daemon yet.
+    async fn end(&mut self) -> u8 {
+        loop {
+            let told = self.next().await;
+            if told == Signal::TERM || told == Signal::INT {
+                return u8::try_from(128 + told.as_raw()).unwrap_or(1);
+            }
         }
     }
 }
@@ -210,44 +226,44 @@ impl Life {
     }
 
     /// Takes what has come and answers what was asked, as far as it goes without waiting.
-    fn turn(&mut self, table: &mut Table) -> io::Result<()> {
+    fn turn(&mut self, held: &mut Holdings) -> io::Result<()> {
         let mut body = [0; DATAGRAM_MAX];
         for _ in 0..TURN {
             let received = self.socket.try_io(Interest::READABLE, || {
                 recv_datagram(&self.socket, &mut body)
             });
             match received {
-                Ok(received) => self.take(table, &body, received),
+                Ok(received) => self.take(held, &body, received),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             }
         }
-        self.answer(table)
+        self.answer(held.table())
     }
 
     /// Takes what a daemon that has ended handed over last. Nobody writes to the queue any more, so it has an end.
-    fn drain(&mut self, table: &mut Table) {
+    fn drain(&mut self, held: &mut Holdings) {
         let mut body = [0; DATAGRAM_MAX];
         while let Ok(received) = recv_datagram(&self.socket, &mut body) {
-            self.take(table, &body, received);
+            self.take(held, &body, received);
         }
     }
 
-    fn take(&mut self, table: &mut Table, body: &[u8], received: Received) {
+    fn take(&mut self, held: &mut Holdings, body: &[u8], received: Received) {
         let taken = match received {
-            Received::Whole { length, descriptor } => table.take(&body[..length], descriptor),
+            Received::Whole { length, descriptor } => held.take(&body[..length], descriptor),
             Received::Odd => Taken::Odd,
         };
         match taken {
-            Taken::Done => {}
+            Taken::Stored(_) | Taken::Removed(_) => {}
             Taken::Asked => {
                 self.has_asked = true;
-                self.answers = table.names().collect();
+                self.answers = held.table().names().collect();
                 self.sent = Some(0);
             }
             Taken::Odd | Taken::Full => {
                 if !self.said_odd {
-                    let held = table.len();
+                    let held = held.table().len();
                     tracing::warn!(
                         ?taken,
                         held,
@@ -338,35 +354,62 @@ fn code_of(status: ExitStatus) -> u8 {
 /// The keeper's whole state.
 struct KeeperProcess {
     program: Program,
-    table: Table,
+    held: Holdings,
     signals: Signals,
     pause: Pause,
     /// This process was told to end, and so was the daemon.
     is_ending: bool,
+    /// It was told to leave everything to the holder, and the daemon to end for that.
+    is_handing_over: bool,
 }
 
 impl KeeperProcess {
-    fn over(program: Program) -> Result<Self, KeepError> {
+    fn over(program: Program, holder: Option<PathBuf>) -> Result<Self, KeepError> {
         Ok(Self {
             program,
-            table: Table::default(),
+            held: Holdings::with_holder(holder),
             signals: Signals::listen()?,
             pause: Pause { next: PAUSE_MIN },
             is_ending: false,
+            is_handing_over: false,
         })
     }
 
+    /// Its own end is the holder's to outlive, whatever the daemon's was: who has given up its place lets go of everything when it comes back.
     async fn run(mut self) -> Result<u8, KeepError> {
+        tokio::select! {
+            taken = self.held.take_over() => taken?,
+            code = self.signals.end() => return Ok(code),
+        }
+        let code = self.keep_daemon().await?;
+        let descriptors = self.held.table().len();
+        match self.held.hand_on().await {
+            AfterKeeper::Free => {}
+            AfterKeeper::Held => {
+                tracing::info!(descriptors, "ending: the memory stays with the holder")
+            }
+            AfterKeeper::Unsure => tracing::warn!(
+                descriptors,
+                "ending, and the holder has not said that it has the memory"
+            ),
+        }
+        Ok(code)
+    }
+
+    async fn keep_daemon(&mut self) -> Result<u8, KeepError> {
         let mut life = self.start()?;
         let program = self.program.path.display();
         tracing::info!(%program, daemon = life.child.id(), "holding descriptors for the daemon");
         loop {
             let death = self.live(life).await;
-            let mut wait = match self.then(&death, self.table.len()) {
+            if std::mem::take(&mut self.is_handing_over) && self.has_handed_over().await {
+                return Ok(0);
+            }
+            let mut wait = match self.then(&death, self.held.table().len()) {
                 Then::End(code) => return Ok(code),
                 Then::Start(wait) => wait,
             };
-            let (how, descriptors) = (death.status, self.table.len());
+            let (how, descriptors) = (death.status, self.held.table().len());
             if death.was_told_again {
                 tracing::info!(%how, descriptors, "starting the daemon again, as told");
             } else {
@@ -387,6 +430,18 @@ impl KeeperProcess {
                 }
             };
         }
+    }
+
+    /// The daemon has ended for that. Without a holder that has said that it has all, it is started again.
+    async fn has_handed_over(&mut self) -> bool {
+        let after = self.held.hand_on().await;
+        if after != AfterKeeper::Held {
+            tracing::warn!(
+                ?after,
+                "not handed over: the holder has not said that it has the memory"
+            );
+        }
+        after == AfterKeeper::Held
     }
 
     fn then(&mut self, death: &Death, held: usize) -> Then {
@@ -412,6 +467,7 @@ impl KeeperProcess {
         loop {
             tokio::select! {
                 () = &mut over => return Lull::Over,
+                () = self.held.ready() => self.held.turn(),
                 told = self.signals.next() => {
                     if told == Signal::TERM || told == Signal::INT {
                         return Lull::Cut;
@@ -422,7 +478,7 @@ impl KeeperProcess {
     }
 
     /// Each life has sockets of its own: it must not read what was meant for the one before.
-    fn start(&self) -> Result<Life, KeepError> {
+    fn start(&mut self) -> Result<Life, KeepError> {
         let starting = || KeepError::io("starting the daemon");
         let pair = std::os::unix::net::UnixDatagram::pair().map_err(starting())?;
         let (here, there) = pair;
@@ -433,8 +489,11 @@ impl KeeperProcess {
             .env(KEPT_BY_VARIABLE, std::process::id().to_string())
             .stdin(OwnedFd::from(there))
             .spawn();
+        let child = child.map_err(starting())?;
+        self.held.daemon_is(child.id());
+        self.held.turn();
         Ok(Life {
-            child: child.map_err(starting())?,
+            child,
             socket,
             answers: VecDeque::new(),
             sent: None,
@@ -466,12 +525,17 @@ impl KeeperProcess {
                     life.order = Order::Killed;
                     life.signal(Signal::KILL);
                 }
-                ready = life.socket.ready(wish) => if ready.is_err() || life.turn(&mut self.table).is_err() {
-                    tokio::time::sleep(RETRY).await;
-                },
+                ready = life.socket.ready(wish) => {
+                    if ready.is_err() || life.turn(&mut self.held).is_err() {
+                        tokio::time::sleep(RETRY).await;
+                    }
+                    // What has come goes on at once, whatever else comes.
+                    self.held.turn();
+                }
+                () = self.held.ready() => self.held.turn(),
             }
         };
-        life.drain(&mut self.table);
+        life.drain(&mut self.held);
         Death {
             status,
             lived: life.began.elapsed(),
@@ -484,11 +548,26 @@ impl KeeperProcess {
             self.is_ending = true;
         } else if told == Signal::USR2 {
             life.order = Order::EndBy(tokio::time::Instant::now() + AGAIN_WITHIN);
+        } else if told == Signal::USR1 {
+            self.begin_to_hand_over(life);
+            return;
         } else if told == Signal::HUP && !life.has_asked {
             // It would die of it, and is about to read its configuration in any case.
             return;
         }
         life.signal(told);
+    }
+
+    /// Ends the daemon as an upgrade does, if somebody is there to whom this process can leave what it has.
+    fn begin_to_hand_over(&mut self, life: &mut Life) {
+        if !self.held.has_holder() {
+            tracing::warn!("not handed over: there is no holder that takes the memory");
+            return;
+        }
+        tracing::info!("ending the daemon, to leave its memory to the holder");
+        self.is_handing_over = true;
+        life.order = Order::EndBy(tokio::time::Instant::now() + AGAIN_WITHIN);
+        life.signal(Signal::USR2);
     }
 }
 
@@ -515,7 +594,7 @@ mod tests {
     /// What the keeper does after an end.
     async fn then(raw: i32, change: impl FnOnce(&mut KeeperProcess, &mut Death)) -> Then {
         let program = Program::of_this_process().unwrap();
-        let mut process = KeeperProcess::over(program).unwrap();
+        let mut process = KeeperProcess::over(program, None).unwrap();
         let mut death = Death {
             status: ExitStatus::from_raw(raw),
             lived: Duration::ZERO,
@@ -529,7 +608,7 @@ mod tests {
     #[tokio::test]
     async fn a_configuration_that_cannot_be_used_ends_nothing_while_memory_is_held() {
         let program = Program::of_this_process().unwrap();
-        let mut process = KeeperProcess::over(program).unwrap();
+        let mut process = KeeperProcess::over(program, None).unwrap();
         let death = Death {
             status: ExitStatus::from_raw(UNUSABLE << 8),
             lived: Duration::ZERO,

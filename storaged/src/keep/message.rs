@@ -1,5 +1,5 @@
-//! What is said about descriptors: the datagrams of systemd's descriptor store (`sd_notify(3)`), and for our own keeper a request for all
-//! that it holds.
+//! What is said about descriptors: the datagrams of systemd's descriptor store (`sd_notify(3)`), for our own keeper a request for all
+//! that it holds, and what a keeper and its holder say to one another beside that.
 //!
 //! The forms are fixed, and a holder reads nothing else. It takes names for mere text: the keeper goes on through an upgrade of the daemon,
 //! whose descriptors may be of kinds that the keeper's own version does not know.
@@ -112,10 +112,175 @@ impl FromKeeper {
     }
 }
 
+const ATTACH: &str = "HOLDATTACH=";
+const DAEMON: &str = "HOLDDAEMON=";
+const ANEW: &str = "HOLDANEW=1";
+const COUNT: &str = "HOLDCOUNT=1";
+const RELEASE: &str = "HOLDRELEASE=1";
+const BUSY: &str = "HOLDBUSY=";
+const HOLDS: &str = "HOLDS=";
+const LACKS: &str = "HOLDLACKS=";
+const RELEASED: &str = "HOLDRELEASED=";
+const STRANGER: &str = "HOLDSTRANGER=";
+
+/// A keeper, to its holder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeeperIdentity {
+    /// The number of its process, as it sees it.
+    pub process: u32,
+    /// The same over all its connections, and no other keeper's.
+    pub mark: u64,
+}
+
+/// What is said to a holder beside [`ToHolder`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HoldOrder {
+    /// What comes over this connection is for this keeper's daemon.
+    Attach(KeeperIdentity),
+    /// The daemon's process. Its pidfd comes with this: while it runs nobody else is let in.
+    Daemon(u32),
+    /// What is stored from here up to the next count takes the place of all that is held.
+    Anew,
+    /// Say how much is held.
+    Count,
+    /// Let go of everything, if that is nobody's.
+    Release,
+}
+
+impl HoldOrder {
+    /// The datagram.
+    pub fn encode(self) -> String {
+        match self {
+            Self::Attach(KeeperIdentity { process, mark }) => format!("{ATTACH}{process},{mark}"),
+            Self::Daemon(process) => format!("{DAEMON}{process}"),
+            Self::Anew => ANEW.into(),
+            Self::Count => COUNT.into(),
+            Self::Release => RELEASE.into(),
+        }
+    }
+
+    /// None for anything else.
+    pub fn decode(body: &[u8]) -> Option<Self> {
+        let text = str::from_utf8(body).ok()?;
+        if let Some(keeper) = text.strip_prefix(ATTACH) {
+            let (process, mark) = keeper.split_once(',')?;
+            let (process, mark) = (process.parse().ok()?, mark.parse().ok()?);
+            return Some(Self::Attach(KeeperIdentity { process, mark }));
+        }
+        if let Some(process) = text.strip_prefix(DAEMON) {
+            return Some(Self::Daemon(process.parse().ok()?));
+        }
+        let plain = [Self::Anew, Self::Count, Self::Release];
+        plain.into_iter().find(|order| order.encode() == text)
+    }
+}
+
+/// What a holder answers beside [`FromKeeper`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HoldAnswer {
+    /// No: it holds for the keeper or the daemon of this process, which is there.
+    Busy(u32),
+    /// It took everything, and holds this now.
+    Holds(HeldCount),
+    /// So many of what came it did not take.
+    Lacks(usize),
+    /// It let go of so many.
+    Released(usize),
+    /// No: this user id is not its own.
+    Stranger(u32),
+}
+
+/// How much a holder has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeldCount {
+    /// Descriptors.
+    pub held: usize,
+    /// Those of before that it let go, as what came anew took their place.
+    pub freed: usize,
+}
+
+impl HoldAnswer {
+    /// The datagram.
+    pub fn encode(self) -> String {
+        match self {
+            Self::Busy(process) => format!("{BUSY}{process}"),
+            Self::Holds(HeldCount { held, freed }) => format!("{HOLDS}{held},{freed}"),
+            Self::Lacks(count) => format!("{LACKS}{count}"),
+            Self::Released(count) => format!("{RELEASED}{count}"),
+            Self::Stranger(user) => format!("{STRANGER}{user}"),
+        }
+    }
+
+    /// None for anything else.
+    pub fn decode(body: &[u8]) -> Option<Self> {
+        let text = str::from_utf8(body).ok()?;
+        if let Some(counts) = text.strip_prefix(HOLDS) {
+            let (held, freed) = counts.split_once(',')?;
+            let (held, freed) = (held.parse().ok()?, freed.parse().ok()?);
+            Some(Self::Holds(HeldCount { held, freed }))
+        } else if let Some(process) = text.strip_prefix(BUSY) {
+            Some(Self::Busy(process.parse().ok()?))
+        } else if let Some(count) = text.strip_prefix(LACKS) {
+            Some(Self::Lacks(count.parse().ok()?))
+        } else if let Some(count) = text.strip_prefix(RELEASED) {
+            Some(Self::Released(count.parse().ok()?))
+        } else {
+            Some(Self::Stranger(text.strip_prefix(STRANGER)?.parse().ok()?))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use storaged_wire::SlotId;
+
+    #[test]
+    fn orders_and_answers_make_the_round_trip_and_are_short() {
+        let keeper = KeeperIdentity {
+            process: u32::MAX,
+            mark: u64::MAX,
+        };
+        for order in [
+            HoldOrder::Attach(keeper),
+            HoldOrder::Daemon(7),
+            HoldOrder::Anew,
+            HoldOrder::Count,
+            HoldOrder::Release,
+        ] {
+            let body = order.encode();
+            assert!(body.len() <= DATAGRAM_MAX);
+            assert_eq!(HoldOrder::decode(body.as_bytes()), Some(order));
+            assert_eq!(ToHolder::decode(body.as_bytes()), None, "{body}");
+        }
+        let counts = HeldCount { held: 12, freed: 3 };
+        for answer in [
+            HoldAnswer::Busy(7),
+            HoldAnswer::Holds(counts),
+            HoldAnswer::Lacks(1),
+            HoldAnswer::Released(0),
+            HoldAnswer::Stranger(65_534),
+        ] {
+            let body = answer.encode();
+            assert!(body.len() <= DATAGRAM_MAX);
+            assert_eq!(HoldAnswer::decode(body.as_bytes()), Some(answer));
+            assert_eq!(FromKeeper::decode(body.as_bytes()), None, "{body}");
+        }
+        for odd in [
+            "",
+            "HOLDATTACH=1",
+            "HOLDATTACH=1,",
+            "HOLDANEW=2",
+            "HOLDCOUNT=1\n",
+            "HOLDDAEMON=-1",
+        ] {
+            assert_eq!(HoldOrder::decode(odd.as_bytes()), None, "{odd:?}");
+        }
+        for odd in ["", "HOLDS=1", "HOLDS=,", "HOLDBUSY=", "HOLDLACKS=-1"] {
+            assert_eq!(HoldAnswer::decode(odd.as_bytes()), None, "{odd:?}");
+        }
+        assert_eq!(HoldOrder::decode(b"HOLDANEW=\xff"), None);
+    }
 
     #[test]
     fn datagrams_are_systemds() {

@@ -1,4 +1,4 @@
-//! What the keeper holds: descriptors by name.
+//! What the keeper holds, and its holder: descriptors by name.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,8 +15,10 @@ pub struct Table {
 /// What became of a datagram.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// It changed the table, or what it asked for is so already.
-    Done,
+    /// The table has the descriptor by this name now.
+    Stored(HolderName),
+    /// It has none by this name now.
+    Removed(HolderName),
     /// The names of all descriptors are asked for.
     Asked,
     /// It is not of the fixed form, or has a descriptor where there should be none, or none where there should be one. The descriptor
@@ -34,16 +36,31 @@ impl Table {
                 if self.held.len() >= DESCRIPTORS_MAX && !self.held.contains_key(&name) {
                     return Taken::Full;
                 }
-                self.held.insert(name, descriptor);
-                Taken::Done
+                self.put(name.clone(), descriptor);
+                Taken::Stored(name)
             }
             (Some(ToHolder::Remove(name)), None) => {
                 self.held.remove(&name);
-                Taken::Done
+                Taken::Removed(name)
             }
             (Some(ToHolder::List), None) => Taken::Asked,
             _ => Taken::Odd,
         }
+    }
+
+    /// Holds a descriptor by a name, in place of the one that the name had.
+    pub fn put(&mut self, name: HolderName, descriptor: OwnedFd) {
+        self.held.insert(name, descriptor);
+    }
+
+    /// How many files another table does not have by the same name.
+    pub fn beyond(&self, other: &Self) -> usize {
+        let is_there = |name: &HolderName, descriptor: &OwnedFd| {
+            let file = other.held.get(name).map(file_of);
+            file.is_some_and(|file| file == file_of(descriptor))
+        };
+        let lacking = self.held.iter().filter(|&(name, it)| !is_there(name, it));
+        lacking.count()
     }
 
     /// All names, in order.
@@ -60,6 +77,12 @@ impl Table {
     pub fn len(&self) -> usize {
         self.held.len()
     }
+}
+
+/// What tells files apart, whoever has them open.
+fn file_of(descriptor: &OwnedFd) -> Option<[u64; 2]> {
+    let stat = rustix::fs::fstat(descriptor).ok()?;
+    Some([stat.st_dev, stat.st_ino])
 }
 
 #[cfg(test)]
@@ -83,12 +106,29 @@ mod tests {
         Some(content)
     }
 
+    fn slot_1() -> HolderName {
+        HolderName::new("slot-1").unwrap()
+    }
+
+    #[test]
+    fn files_that_another_table_lacks_are_counted_by_what_they_are() {
+        let (mut one, mut other) = (Table::default(), Table::default());
+        let same = file(b"1").unwrap();
+        other.put(slot_1(), same.try_clone().unwrap());
+        one.put(slot_1(), same);
+        assert_eq!(one.beyond(&other), 0);
+        one.put(slot_1(), file(b"1").unwrap());
+        assert_eq!(one.beyond(&other), 1);
+        assert_eq!(one.beyond(&Table::default()), 1);
+        assert_eq!(Table::default().beyond(&one), 0);
+    }
+
     #[test]
     fn a_later_descriptor_of_a_name_replaces_the_earlier() {
         let mut table = Table::default();
         for content in [b"1", b"2"] {
             let taken = table.take(b"FDSTORE=1\nFDNAME=slot-1", file(content));
-            assert_eq!(taken, Taken::Done);
+            assert_eq!(taken, Taken::Stored(slot_1()));
         }
         // Of a kind that only later versions know.
         table.take(b"FDSTORE=1\nFDNAME=later-1", file(b"3"));
@@ -99,7 +139,7 @@ mod tests {
         assert_eq!(names, ["later-1", "slot-1"]);
         for _ in 0..2 {
             let taken = table.take(b"FDSTOREREMOVE=1\nFDNAME=slot-1", None);
-            assert_eq!((taken, table.len()), (Taken::Done, 1));
+            assert_eq!((taken, table.len()), (Taken::Removed(slot_1()), 1));
         }
     }
 

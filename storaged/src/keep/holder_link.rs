@@ -1,0 +1,503 @@
+//! The keeper's side of its holder: what the keeper has is handed on as it comes, and taken back as it goes.
+//!
+//! Nothing here waits for the holder but what says so, before there is a daemon and after its end. A holder that is away, hangs or comes back
+//! costs the daemon nothing: the keeper goes on, and says all of its table anew once somebody listens again, in place of whatever is held
+//! there. What is said goes in the order in which the daemon said it, so that what is held is always what the keeper held a moment before.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use storaged_arena::Received;
+use tokio::io::Interest;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::KeepError;
+use super::message::{
+    DATAGRAM_MAX, FromKeeper, HeldCount, HoldAnswer, HoldOrder, HolderName, KeeperIdentity,
+    ToHolder,
+};
+use super::packets::{Packets, is_gone};
+use super::table::{Table, Taken};
+
+/// A holder that does not answer is waited for so long before a daemon is started without what it has.
+const HOLDER_WAIT: Duration = Duration::from_secs(10);
+/// A daemon that still has the memory ends within this time: its pod is being replaced.
+const TURN_WAIT: Duration = Duration::from_secs(30);
+/// Between two looks meanwhile.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Before a holder that is away is tried again.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// A holder that takes and answers nothing for so long hangs.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// When the system has no room for a datagram for a while.
+const RETRY: Duration = Duration::from_millis(10);
+/// Changes that wait beside a table that is said anew. Beyond that it is said anew again.
+const CHANGES_MAX: usize = 4_096;
+/// Datagrams that are handled before the keeper looks at its daemon again.
+const TURN: usize = 64;
+
+/// A keeper's way to its holder.
+#[derive(Debug)]
+pub struct HolderLink {
+    path: PathBuf,
+    identity: KeeperIdentity,
+    state: LinkState,
+    /// The daemon that runs, or ran last.
+    daemon: Option<DaemonProcessId>,
+    pause: Duration,
+    /// That the holder is away was said.
+    has_complained: bool,
+}
+
+#[derive(Debug)]
+enum LinkState {
+    Away { again_at: Instant },
+    Up(HolderTalk),
+}
+
+#[derive(Debug)]
+struct DaemonProcessId {
+    number: u32,
+    process: OwnedFd,
+}
+
+/// What is to be said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Saying {
+    Order(HoldOrder),
+    /// Which daemon there is.
+    Daemon,
+    /// Nothing, if the table has lost it meanwhile: that follows.
+    Store(HolderName),
+    Remove(HolderName),
+}
+
+/// A connection to a holder.
+#[derive(Debug)]
+struct HolderTalk {
+    packets: Packets,
+    outbox: VecDeque<Saying>,
+    /// Counts that were asked for, and not answered yet.
+    counts: usize,
+    /// Something was said since the last of them.
+    has_news: bool,
+    /// The holder has said that it has all.
+    is_agreed: bool,
+    /// The system had no room until then.
+    retry_at: Option<Instant>,
+    /// Something must have moved by then.
+    due: Instant,
+}
+
+/// Why a holder gives nothing.
+enum NoHandover {
+    /// It is not there, or says something else.
+    Away(io::Error),
+    /// It holds for another daemon.
+    Busy(u32),
+}
+
+impl From<io::Error> for NoHandover {
+    fn from(error: io::Error) -> Self {
+        Self::Away(error)
+    }
+}
+
+impl HolderTalk {
+    fn over(packets: Packets) -> Self {
+        Self {
+            packets,
+            outbox: VecDeque::new(),
+            counts: 0,
+            has_news: true,
+            is_agreed: false,
+            retry_at: None,
+            due: Instant::now() + SILENCE_MAX,
+        }
+    }
+
+    fn push(&mut self, saying: Saying) {
+        if !self.waits() {
+            self.due = Instant::now() + SILENCE_MAX;
+        }
+        if saying == Saying::Order(HoldOrder::Count) {
+            self.counts += 1;
+            self.has_news = false;
+        } else {
+            self.has_news = true;
+            self.is_agreed = false;
+        }
+        self.outbox.push_back(saying);
+    }
+
+    /// All of the table, in place of what is held and of what waits to be said.
+    fn push_all(&mut self, table: &Table) {
+        let is_attach = |it: &&Saying| matches!(it, Saying::Order(HoldOrder::Attach(_)));
+        let attach = self.outbox.front().filter(is_attach).cloned();
+        let count = Saying::Order(HoldOrder::Count);
+        let unsaid = self.outbox.iter().filter(|it| **it == count).count();
+        self.counts = self.counts.saturating_sub(unsaid);
+        self.outbox.clear();
+        if let Some(attach) = attach {
+            self.push(attach);
+        }
+        self.push(Saying::Order(HoldOrder::Anew));
+        self.push(Saying::Daemon);
+        for name in table.names() {
+            self.push(Saying::Store(name));
+        }
+        self.push(count);
+    }
+
+    /// Something is to be said, or to be answered.
+    fn waits(&self) -> bool {
+        self.says() || self.counts > 0
+    }
+
+    fn says(&self) -> bool {
+        !self.outbox.is_empty() || (self.has_news && self.counts == 0)
+    }
+
+    /// Returns when something may be done.
+    async fn ready(&self) {
+        let wish = match self.retry_at {
+            None if self.says() => Interest::READABLE | Interest::WRITABLE,
+            _ => Interest::READABLE,
+        };
+        let retry = async {
+            match self.retry_at {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            ready = self.packets.ready(wish) => if ready.is_err() {
+                sleep(RETRY).await;
+            },
+            () = retry => {}
+        }
+    }
+
+    /// Takes what was answered; the last answer of those that have come.
+    fn receive(&mut self) -> io::Result<Option<HoldAnswer>> {
+        let mut body = [0; DATAGRAM_MAX];
+        let mut last = None;
+        for _ in 0..TURN {
+            match self.packets.try_receive(&mut body) {
+                Ok(Received::Whole { length, .. }) => {
+                    let answer = HoldAnswer::decode(&body[..length]);
+                    let answer = answer.ok_or(io::ErrorKind::InvalidData)?;
+                    self.due = Instant::now() + SILENCE_MAX;
+                    self.counts = self.counts.saturating_sub(1);
+                    last = Some(answer);
+                    if !matches!(answer, HoldAnswer::Holds(_)) {
+                        break;
+                    }
+                }
+                Ok(Received::Odd) => return Err(io::ErrorKind::InvalidData.into()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(last)
+    }
+
+    /// Says what is to be said, as far as it goes without waiting.
+    fn send(&mut self, table: &Table, daemon: Option<&DaemonProcessId>) -> io::Result<()> {
+        self.retry_at = None;
+        if self.outbox.is_empty() && self.has_news && self.counts == 0 {
+            self.push(Saying::Order(HoldOrder::Count));
+        }
+        for _ in 0..TURN {
+            let Some(saying) = self.outbox.front() else {
+                break;
+            };
+            let (body, descriptor) = match saying {
+                Saying::Order(order) => (Some(order.encode()), None),
+                Saying::Daemon => {
+                    let order = daemon.map(|it| HoldOrder::Daemon(it.number).encode());
+                    (order, daemon.map(|it| it.process.as_fd()))
+                }
+                Saying::Store(name) => match table.get(name) {
+                    Some(descriptor) => {
+                        let store = ToHolder::Store(name.clone());
+                        (Some(store.encode()), Some(descriptor))
+                    }
+                    None => (None, None),
+                },
+                Saying::Remove(name) => (Some(ToHolder::Remove(name.clone()).encode()), None),
+            };
+            let sent = body.map_or(Ok(()), |body| self.packets.try_send(&body, descriptor));
+            match sent {
+                Ok(()) => {
+                    self.outbox.pop_front();
+                    self.due = Instant::now() + SILENCE_MAX;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if is_gone(&error) => return Err(error),
+                Err(_) => {
+                    self.retry_at = Some(Instant::now() + RETRY);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl HolderLink {
+    /// To the holder at this path. Nothing is said to it yet.
+    pub fn to(path: PathBuf) -> Self {
+        Self {
+            path,
+            identity: KeeperIdentity {
+                process: std::process::id(),
+                mark: rand::random(),
+            },
+            state: LinkState::Away {
+                again_at: Instant::now(),
+            },
+            daemon: None,
+            pause: PAUSE_MIN,
+            has_complained: false,
+        }
+    }
+
+    /// Takes what the holder has, before there is a daemon. Whoever has it still is waited for, and so is a holder that is about to start.
+    ///
+    /// # Errors
+    /// [`KeepError::HolderTaken`] if another daemon does not end.
+    pub async fn take_over(&mut self, table: &mut Table) -> Result<(), KeepError> {
+        let began = Instant::now();
+        let mut has_said = false;
+        loop {
+            let waited = match self.try_take_over(table).await {
+                Ok(()) => return Ok(()),
+                Err(NoHandover::Busy(process)) if began.elapsed() >= TURN_WAIT => {
+                    return Err(KeepError::HolderTaken { process });
+                }
+                Err(NoHandover::Busy(process)) => format!("it holds for process {process}"),
+                Err(NoHandover::Away(error)) if began.elapsed() >= HOLDER_WAIT => {
+                    self.lose(&error);
+                    return Ok(());
+                }
+                Err(NoHandover::Away(error)) => error.to_string(),
+            };
+            if !has_said {
+                tracing::info!(socket = %self.path.display(), waited, "waiting for the holder");
+            }
+            has_said = true;
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    async fn try_take_over(&mut self, table: &mut Table) -> Result<(), NoHandover> {
+        let mut talk = HolderTalk::over(Packets::connect(&self.path)?);
+        let before = table.len();
+        let listed = timeout(HOLDER_WAIT, self.list(&talk.packets, table)).await;
+        let count =
+            listed.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))?;
+        let got = table.len();
+        if count != got {
+            tracing::warn!(count, got, "the holder's descriptors did not all arrive");
+            talk.push_all(table);
+        }
+        if got > before {
+            tracing::info!(descriptors = got, "took over what the holder has");
+        }
+        self.state = LinkState::Up(talk);
+        Ok(())
+    }
+
+    /// What is held comes into the table; how much there was.
+    async fn list(&self, packets: &Packets, table: &mut Table) -> Result<usize, NoHandover> {
+        packets
+            .send(&HoldOrder::Attach(self.identity).encode())
+            .await?;
+        packets.send(&ToHolder::List.encode()).await?;
+        let mut body = [0; DATAGRAM_MAX];
+        loop {
+            // What there is no room for shows in the count.
+            let Received::Whole { length, descriptor } = packets.receive(&mut body).await? else {
+                continue;
+            };
+            let body = &body[..length];
+            match (FromKeeper::decode(body), descriptor) {
+                (Some(FromKeeper::Held(name)), Some(descriptor)) => table.put(name, descriptor),
+                (Some(FromKeeper::End(count)), None) => return Ok(count),
+                _ => return Err(refusal_in(body)),
+            }
+        }
+    }
+
+    /// The daemon that was started: nobody else is let in while it runs, whatever becomes of this process.
+    pub fn daemon_is(&mut self, number: Option<u32>) {
+        let number = number.and_then(|it| i32::try_from(it).ok().and_then(Pid::from_raw));
+        let Some(pid) = number else { return };
+        let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
+            return;
+        };
+        let number = pid.as_raw_nonzero().get().unsigned_abs();
+        self.daemon = Some(DaemonProcessId { number, process });
+        if let LinkState::Up(talk) = &mut self.state {
+            talk.push(Saying::Daemon);
+        }
+    }
+
+    /// Hands on what has become of the table.
+    pub fn note(&mut self, taken: &Taken, table: &Table) {
+        let LinkState::Up(talk) = &mut self.state else {
+            return;
+        };
+        talk.push(match taken {
+            Taken::Stored(name) => Saying::Store(name.clone()),
+            Taken::Removed(name) => Saying::Remove(name.clone()),
+            Taken::Asked | Taken::Odd | Taken::Full => return,
+        });
+        if talk.outbox.len() > CHANGES_MAX + table.len() {
+            talk.push_all(table);
+        }
+    }
+
+    /// Returns when [`Self::turn`] has something to do.
+    pub async fn ready(&self) {
+        match &self.state {
+            LinkState::Away { again_at } => sleep_until(*again_at).await,
+            LinkState::Up(talk) if talk.waits() && !self.has_complained => {
+                tokio::select! {
+                    () = talk.ready() => {}
+                    () = sleep_until(talk.due) => {}
+                }
+            }
+            LinkState::Up(talk) => talk.ready().await,
+        }
+    }
+
+    /// Does what goes without waiting.
+    pub fn turn(&mut self, table: &Table) {
+        let talked = match &mut self.state {
+            LinkState::Away { again_at } if Instant::now() < *again_at => return,
+            LinkState::Away { .. } => self.connect(table),
+            LinkState::Up(talk) => {
+                let answer = talk.receive();
+                answer.and_then(|answer| {
+                    if matches!(answer, None | Some(HoldAnswer::Holds(_))) {
+                        talk.send(table, self.daemon.as_ref())?;
+                    }
+                    Ok(answer)
+                })
+            }
+        };
+        let heeded = talked.and_then(|answer| answer.map_or(Ok(()), |it| self.heed(it, table)));
+        if let Err(error) = heeded {
+            self.lose(&error);
+        } else {
+            self.complain_of_silence();
+        }
+    }
+
+    fn connect(&mut self, table: &Table) -> io::Result<Option<HoldAnswer>> {
+        let mut talk = HolderTalk::over(Packets::connect(&self.path)?);
+        talk.push(Saying::Order(HoldOrder::Attach(self.identity)));
+        talk.push_all(table);
+        self.state = LinkState::Up(talk);
+        Ok(None)
+    }
+
+    fn heed(&mut self, answer: HoldAnswer, table: &Table) -> io::Result<()> {
+        let LinkState::Up(talk) = &mut self.state else {
+            return Ok(());
+        };
+        let HeldCount { held, freed } = match answer {
+            HoldAnswer::Holds(count) => count,
+            HoldAnswer::Busy(process) => {
+                return Err(other(format!("it holds for process {process}")));
+            }
+            HoldAnswer::Lacks(count) => {
+                return Err(other(format!("it did not take {count} descriptors")));
+            }
+            HoldAnswer::Stranger(user) => return Err(other(format!("it refuses user id {user}"))),
+            HoldAnswer::Released(_) => return Err(io::ErrorKind::InvalidData.into()),
+        };
+        if freed > 0 {
+            tracing::warn!(
+                freed,
+                "the holder let go of memory that this keeper does not have: an earlier daemon's, or of before a break"
+            );
+        }
+        if talk.counts > 0 || talk.has_news {
+            return Ok(());
+        }
+        if held != table.len() {
+            let kept = table.len();
+            return Err(other(format!("it holds {held} descriptors of {kept}")));
+        }
+        talk.is_agreed = true;
+        self.pause = PAUSE_MIN;
+        if std::mem::take(&mut self.has_complained) {
+            tracing::info!(held, "the holder is back, and has everything");
+        }
+        Ok(())
+    }
+
+    fn complain_of_silence(&mut self) {
+        let LinkState::Up(talk) = &self.state else {
+            return;
+        };
+        if talk.waits() && Instant::now() >= talk.due {
+            self.complain(&"it does not answer");
+        }
+    }
+
+    fn complain(&mut self, why: &dyn std::fmt::Display) {
+        if !std::mem::replace(&mut self.has_complained, true) {
+            let socket = self.path.display();
+            tracing::warn!(%socket, %why, "the holder does not have the memory: it would not outlive this pod");
+        }
+    }
+
+    fn lose(&mut self, error: &io::Error) {
+        self.complain(error);
+        self.state = LinkState::Away {
+            again_at: Instant::now() + self.pause,
+        };
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
+    }
+
+    /// The holder takes what it is given, as far as is known.
+    pub fn is_well(&self) -> bool {
+        matches!(self.state, LinkState::Up(_)) && !self.has_complained
+    }
+
+    /// Waits until the holder has said that it has all, and says whether it has.
+    pub async fn settle(&mut self, table: &Table, within: Duration) -> bool {
+        let by = Instant::now() + within;
+        while !matches!(&self.state, LinkState::Up(talk) if talk.is_agreed) {
+            tokio::select! {
+                () = sleep_until(by) => return false,
+                () = self.ready() => self.turn(table),
+            }
+        }
+        true
+    }
+}
+
+fn other(what: String) -> io::Error {
+    io::Error::other(what)
+}
+
+/// What a holder says in place of what it was asked for.
+fn refusal_in(body: &[u8]) -> NoHandover {
+    match HoldAnswer::decode(body) {
+        Some(HoldAnswer::Busy(process)) => NoHandover::Busy(process),
+        Some(HoldAnswer::Stranger(user)) => {
+            NoHandover::Away(other(format!("it refuses user id {user}")))
+        }
+        _ => NoHandover::Away(io::ErrorKind::InvalidData.into()),
+    }
+}

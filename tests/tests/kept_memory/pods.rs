@@ -1,0 +1,196 @@
+//! What a holder has outlives the keeper too, as at the end of a pod: both its processes are killed, and the next ones find all of it.
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use storaged::cluster::child_of;
+use storaged_tests::holder::Holder;
+use storaged_tests::system::{executable, said, write_program};
+
+use super::*;
+
+/// Three nodes, (2,1), the first with a holder, and a step that is protected.
+fn protected() -> Result<(System, Holder, RunId, Vec<Trainer>)> {
+    let mut system = System::prepared(3, Some((2, 1)), "")?;
+    let holder = Holder::start(&mut system, 0)?;
+    system.cluster.start_all()?;
+    let (run, mut trainers) = system.trainers(2)?;
+    save_protected(&system, run, &mut trainers, 10)?;
+    holder.wait_for_all(&system, 0)?;
+    Ok((system, holder, run, trainers))
+}
+
+/// What the other two have sent and coded.
+fn others_encoded(system: &System) -> Result<u64> {
+    let others = (1..3).map(|node| system.cluster.metric::<u64>(node, ENCODED));
+    Ok(others.sum::<Result<u64, _>>()?)
+}
+
+/// The next pod of the first node serves what the one before it had, and nobody sends anything.
+fn next_pod_has_all(system: &mut System, step: u64) -> Result<()> {
+    let before = others_encoded(system)?;
+    system.cluster.start(0)?;
+    system.cluster.wait_for_links()?;
+    let rungs = system.restore(&[0, 1], step, &shards(2, step))?;
+    ensure!(rungs == [Rung::OwnRam, Rung::OwnRam], "{rungs:?}");
+    bears_again(system)?;
+    std::thread::sleep(Duration::from_secs(1));
+    ensure!(others_encoded(system)? == before, "blocks were sent again");
+    let log = fs::read_to_string(system.cluster.log(0))?;
+    let took_over = log.matches("took over the memory of an earlier daemon");
+    ensure!(took_over.count() > 0 && !log.contains("is lost"), "{log}");
+    Ok(())
+}
+
+#[test]
+fn a_pod_that_is_killed_leaves_all_to_the_next_one() -> Result<()> {
+    let (mut system, holder, run, mut trainers) = protected()?;
+    system.cluster.kill(0)?;
+    ensure!(holder.held()? > 0);
+    next_pod_has_all(&mut system, 10)?;
+    // That one's goes on to the holder as well.
+    save_protected(&system, run, &mut trainers, 20)?;
+    holder.wait_for_all(&system, 0)?;
+    system.cluster.kill(0)?;
+    next_pod_has_all(&mut system, 20)
+}
+
+#[test]
+fn a_holder_that_was_started_again_has_all_once_more() -> Result<()> {
+    let (mut system, mut holder, run, mut trainers) = protected()?;
+    holder.kill()?;
+    // The keeper needs none.
+    save_protected(&system, run, &mut trainers, 20)?;
+    wait("a word about it", || {
+        let log = fs::read_to_string(system.cluster.log(0))?;
+        ensure!(log.contains("the holder does not have the memory"), "{log}");
+        Ok(())
+    })?;
+    holder.start_again()?;
+    holder.wait_for_all(&system, 0)?;
+    system.cluster.kill(0)?;
+    next_pod_has_all(&mut system, 20)?;
+    let log = fs::read_to_string(system.cluster.log(0))?;
+    ensure!(
+        log.contains("the holder is back, and has everything"),
+        "{log}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_keeper_that_is_killed_alone_keeps_the_next_one_out_until_its_daemon_has_ended() -> Result<()> {
+    let (mut system, _holder, ..) = protected()?;
+    let daemon = system.cluster.daemon_below(0).context("a daemon")?;
+    system.tell_daemon(0, Signal::STOP)?;
+    // The daemon is told to end with its keeper, and cannot.
+    system.cluster.signal(0, Signal::KILL)?;
+    system.cluster.wait(0)?;
+    system.cluster.start(0)?;
+    std::thread::sleep(Duration::from_secs(2));
+    let keeper = system.cluster.pid(0)?;
+    ensure!(child_of(keeper).is_none(), "two daemons have one memory");
+    let log = fs::read_to_string(system.cluster.log(0))?;
+    ensure!(log.contains("it holds for process"), "{log}");
+    let daemon = rustix::process::Pid::from_raw(daemon.try_into()?).context("a process")?;
+    rustix::process::kill_process(daemon, Signal::KILL)?;
+    system.cluster.wait_for_links()?;
+    let rungs = system.restore(&[0, 1], 10, &shards(2, 10))?;
+    ensure!(rungs == [Rung::OwnRam, Rung::OwnRam], "{rungs:?}");
+    Ok(())
+}
+
+/// It waits for half a minute, as for a pod that is about to end.
+#[test]
+fn a_second_daemon_beside_one_that_runs_is_refused() -> Result<()> {
+    let mut system = System::prepared(2, None, "")?;
+    let holder = Holder::start(&mut system, 0)?;
+    system.cluster.set_holder(1, holder.path().to_owned());
+    system.cluster.start(0)?;
+    holder.wait_for_all(&system, 0)?;
+    let first = system.cluster.pid(0)?;
+    let began = Instant::now();
+    system.cluster.start(1)?;
+    let ended = system.cluster.wait(1)?.context("its end")?;
+    let log = fs::read_to_string(system.cluster.log(1))?;
+    ensure!(ended.code() == Some(1), "{ended}: {log}");
+    ensure!(began.elapsed() >= Duration::from_secs(30), "it waits");
+    let who = format!("got one that holds for process {first}");
+    ensure!(log.contains(&who), "{log}");
+    ensure!(system.cluster.status(0).is_ok());
+    holder.wait_for_all(&system, 0)
+}
+
+#[test]
+fn what_was_stopped_in_order_is_there_until_an_operator_lets_go_of_it() -> Result<()> {
+    let (mut system, holder, ..) = protected()?;
+    let refused = holder.release()?;
+    let keeper = system.cluster.pid(0)?;
+    let who = format!("holds for process {keeper}");
+    ensure!(
+        !refused.status.success() && said(&refused).contains(&who),
+        "{}",
+        said(&refused)
+    );
+    let ended = system.cluster.stop(0)?.context("its end")?;
+    ensure!(matches!(ended.code(), Some(0 | 75)), "{ended}");
+    ensure!(holder.held()? > 0);
+    next_pod_has_all(&mut system, 10)?;
+    system.cluster.stop(0)?;
+    let held = holder.held()?;
+    let released = holder.release()?;
+    let expected = format!("let go of {held} descriptors");
+    ensure!(
+        held > 0 && said(&released).contains(&expected),
+        "{}",
+        said(&released)
+    );
+    ensure!(holder.held()? == 0, "it is not free");
+    system.cluster.start(0)?;
+    system.cluster.wait_for_links()?;
+    let log = fs::read_to_string(system.cluster.log(0))?;
+    let took_over = log.matches("took over the memory of an earlier daemon");
+    ensure!(took_over.count() == 1, "{log}");
+    Ok(())
+}
+
+fn open_to_all(path: &Path, mode: u32) -> Result<()> {
+    Ok(fs::set_permissions(path, fs::Permissions::from_mode(mode))?)
+}
+
+#[test]
+fn another_user_has_nothing_from_a_holder() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can start a process as another user");
+        return Ok(());
+    }
+    let (system, holder, ..) = protected()?;
+    let public = system.root.path();
+    open_to_all(public, 0o755)?;
+    let program = public.join("storaged");
+    write_program(Command::new("cp").arg(executable()).arg(&program))?;
+    open_to_all(&program, 0o755)?;
+    let release = || {
+        let mut command = Command::new(&program);
+        command.args(["hold", "--release", "--socket"]);
+        let command = command.arg(holder.path()).uid(65534).gid(65534);
+        command.current_dir("/").output()
+    };
+    let refused = release()?;
+    let text = said(&refused);
+    ensure!(
+        !refused.status.success() && text.contains("Permission denied"),
+        "{text}"
+    );
+    // Nor by a socket that somebody has opened to all.
+    open_to_all(holder.path(), 0o666)?;
+    let refused = release()?;
+    let text = said(&refused);
+    ensure!(
+        !refused.status.success() && text.contains("got user id 65534"),
+        "{text}"
+    );
+    holder.wait_for_all(&system, 0)
+}
