@@ -274,6 +274,8 @@ impl HolderLink {
     /// [`KeepError::HolderTaken`] if another daemon does not end.
     pub async fn take_over(&mut self, table: &mut Table) -> Result<(), KeepError> {
         let began = Instant::now();
+        // A holder that was there a moment ago is not away yet: what it has would be let go of.
+        let mut away_since = began;
         let mut has_said = false;
         loop {
             let waited = match self.try_take_over(table).await {
@@ -281,8 +283,11 @@ impl HolderLink {
                 Err(NoHandover::Busy(process)) if began.elapsed() >= TURN_WAIT => {
                     return Err(KeepError::HolderTaken { process });
                 }
-                Err(NoHandover::Busy(process)) => format!("it holds for process {process}"),
-                Err(NoHandover::Away(error)) if began.elapsed() >= HOLDER_WAIT => {
+                Err(NoHandover::Busy(process)) => {
+                    away_since = Instant::now();
+                    format!("it holds for process {process}")
+                }
+                Err(NoHandover::Away(error)) if away_since.elapsed() >= HOLDER_WAIT => {
                     self.lose(&error);
                     return Ok(());
                 }
@@ -314,16 +319,24 @@ impl HolderLink {
         Ok(())
     }
 
+    async fn ask_list(&self, packets: &Packets) -> io::Result<()> {
+        let attach = HoldOrder::Attach(self.identity).encode();
+        packets.send(&attach).await?;
+        packets.send(&ToHolder::List.encode()).await
+    }
+
     /// What is held comes into the table; how much there was.
     async fn list(&self, packets: &Packets, table: &mut Table) -> Result<usize, NoHandover> {
-        packets
-            .send(&HoldOrder::Attach(self.identity).encode())
-            .await?;
-        packets.send(&ToHolder::List.encode()).await?;
+        let sent = self.ask_list(packets).await;
         let mut body = [0; DATAGRAM_MAX];
         loop {
+            // Whoever is refused at its first word cannot say its second one, and is told why all the same.
+            let received = match packets.receive(&mut body).await {
+                Ok(received) => received,
+                Err(error) => return Err(sent.err().unwrap_or(error).into()),
+            };
             // What there is no room for shows in the count.
-            let Received::Whole { length, descriptor } = packets.receive(&mut body).await? else {
+            let Received::Whole { length, descriptor } = received else {
                 continue;
             };
             let body = &body[..length];

@@ -92,10 +92,13 @@ impl Holdings {
 
     /// Waits until the holder has said that it has all, for some seconds at most. The daemon is not there any more.
     pub async fn hand_on(&mut self) -> AfterKeeper {
-        match &mut self.link {
-            None => AfterKeeper::Free,
-            Some(link) if link.settle(&self.table, LAST_WAIT).await => AfterKeeper::Held,
-            Some(_) => AfterKeeper::Unsure,
+        let Some(link) = &mut self.link else {
+            return AfterKeeper::Free;
+        };
+        if link.settle(&self.table, LAST_WAIT).await {
+            AfterKeeper::Held
+        } else {
+            AfterKeeper::Unsure
         }
     }
 }

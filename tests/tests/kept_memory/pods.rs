@@ -80,6 +80,17 @@ fn a_holder_that_was_started_again_has_all_once_more() -> Result<()> {
     Ok(())
 }
 
+/// The first node's next keeper waits, and says for whom.
+fn is_kept_out(system: &mut System) -> Result<()> {
+    system.cluster.start(0)?;
+    std::thread::sleep(Duration::from_secs(2));
+    let keeper = system.cluster.pid(0)?;
+    ensure!(child_of(keeper).is_none(), "two daemons have one memory");
+    let log = fs::read_to_string(system.cluster.log(0))?;
+    ensure!(log.contains("it holds for process"), "{log}");
+    Ok(())
+}
+
 #[test]
 fn a_keeper_that_is_killed_alone_keeps_the_next_one_out_until_its_daemon_has_ended() -> Result<()> {
     let (mut system, _holder, ..) = protected()?;
@@ -88,14 +99,10 @@ fn a_keeper_that_is_killed_alone_keeps_the_next_one_out_until_its_daemon_has_end
     // The daemon is told to end with its keeper, and cannot.
     system.cluster.signal(0, Signal::KILL)?;
     system.cluster.wait(0)?;
-    system.cluster.start(0)?;
-    std::thread::sleep(Duration::from_secs(2));
-    let keeper = system.cluster.pid(0)?;
-    ensure!(child_of(keeper).is_none(), "two daemons have one memory");
-    let log = fs::read_to_string(system.cluster.log(0))?;
-    ensure!(log.contains("it holds for process"), "{log}");
+    let kept_out = is_kept_out(&mut system);
     let daemon = rustix::process::Pid::from_raw(daemon.try_into()?).context("a process")?;
     rustix::process::kill_process(daemon, Signal::KILL)?;
+    kept_out?;
     system.cluster.wait_for_links()?;
     let rungs = system.restore(&[0, 1], 10, &shards(2, 10))?;
     ensure!(rungs == [Rung::OwnRam, Rung::OwnRam], "{rungs:?}");

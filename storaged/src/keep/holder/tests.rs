@@ -158,6 +158,8 @@ async fn what_one_keeper_left_the_next_one_gets() {
     // The last that it says is in the queue when it ends.
     store(&first, "slot-3", &file(b"3")).await;
     drop(first);
+    // A holder that has not heard of it yet is not left by it either.
+    holder.has(&["slot-2", "slot-3"]).await;
     holder.is_left().await;
     let next = attached(&path, 2).await;
     send(&next, &ToHolder::List.encode(), None).await;
