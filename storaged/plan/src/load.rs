@@ -80,18 +80,20 @@ impl StripedPlan {
         (2 * self.classes().len()).clamp(usual, 2 * usual)
     }
 
-    /// Most blocks that a member holds while `stripes_in_flight` stripes are: per stripe what it received, its own
-    /// block and its results. Those that go on in the memory of what came in are counted twice.
+    /// Blocks that a member holds of one stripe of a class: what it received, its own block and its results. Those that go on in
+    /// the memory of what came in are counted twice.
+    pub fn blocks_held(&self, member: usize, class: usize) -> usize {
+        let plan = self.classes().get(class);
+        plan.map_or(0, |plan| blocks_held_of(plan, member))
+    }
+
+    /// Most blocks that a member holds while `stripes_in_flight` stripes are, if all are of the class of which it holds most.
     pub fn blocks_in_flight_max(&self, member: usize, stripes_in_flight: usize) -> usize {
-        let held = |plan: &CodingPlan| {
-            plan.hop(member).map_or(0, |hop| {
-                let received: usize = hop.inputs.iter().map(|edge| plan.edges[*edge].width).sum();
-                let results: usize = hop.outputs.iter().map(|output| output.rows.len()).sum();
-                received + usize::from(hop.local.is_some()) + results
-            })
-        };
-        let most = self.classes().iter().map(held).max().unwrap_or(0);
-        most * stripes_in_flight
+        let each = self
+            .classes()
+            .iter()
+            .map(|plan| blocks_held_of(plan, member));
+        each.max().unwrap_or(0) * stripes_in_flight
     }
 
     /// How many different nodes a member sends to or receives from: its connections.
@@ -110,6 +112,14 @@ impl StripedPlan {
         peers.dedup();
         peers.len()
     }
+}
+
+fn blocks_held_of(plan: &CodingPlan, member: usize) -> usize {
+    plan.hop(member).map_or(0, |hop| {
+        let received: usize = hop.inputs.iter().map(|edge| plan.edges[*edge].width).sum();
+        let results: usize = hop.outputs.iter().map(|output| output.rows.len()).sum();
+        received + usize::from(hop.local.is_some()) + results
+    })
 }
 
 /// Per member, how many blocks of one stripe it sends, receives, and so on.

@@ -27,7 +27,7 @@ use super::{BlockReceiver, Blocks, Pool, Streams};
 #[derive(Debug, Clone, Copy)]
 pub struct ExecutorLimits {
     /// Stripes in flight per session, up to twice as many where roles rotate: from the first byte received of one until its results are handed to the
-    /// transport. See [`ExecutorLimits::blocks_max`].
+    /// transport. Of those that need less memory here than the class that needs most there are more: see [`ExecutorLimits::blocks_max`].
     pub stripes_in_flight: usize,
     /// A session whose streams do not move for this long is over.
     pub stall: Duration,

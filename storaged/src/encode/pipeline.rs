@@ -8,8 +8,10 @@
 //! come, and is then computed whenever its inputs are there. So a stripe that waits for a slow neighbour holds up
 //! the streams it needs and no other.
 //!
-//! Memory is bounded by a window: a stripe is begun only while fewer than `StripedPlan::stripes_in_flight` others are
-//! between their beginning and the hand-over of their results. No window deadlocks: of all stripes that are unfinished
+//! Memory is bounded by a window of blocks (`ExecutorLimits::blocks_max`): a stripe is begun only while there is room for those
+//! that this member holds of it until its results are handed over. A stripe to which it adds its own block alone takes a fraction of one
+//! that it gathers, so that its blocks are on their way long before their roots come to them: a gather of stripes that all counted
+//! alike kept links 0.7 full (docs/operate/transport.md). No window deadlocks: of all stripes that are unfinished
 //! anywhere, the first is begun at all of its members, and nothing is before it on any stream.
 
 use std::collections::BTreeMap;
@@ -60,6 +62,45 @@ struct Begun {
     _in_flight: Arc<OwnedSemaphorePermit>,
 }
 
+/// Room for the blocks of stripes in flight.
+struct StripeWindow {
+    blocks: Arc<Semaphore>,
+    /// What a stripe takes, for each class.
+    takes: Vec<u32>,
+    /// Most stripes that there is room for.
+    stripes_max: usize,
+}
+
+impl StripeWindow {
+    fn of(part: &MemberTask, limits: &ExecutorLimits) -> Self {
+        let work = &part.work;
+        let takes = 0..part.plan.classes.len();
+        let takes = takes.map(|class| work.plan.blocks_held(work.member, class));
+        Self::new(limits.blocks_max(work), takes)
+    }
+
+    /// For so many blocks; at least for one stripe of each class, of which none takes nothing.
+    fn new(blocks: usize, takes: impl Iterator<Item = usize>) -> Self {
+        let takes = takes.map(|blocks| u32::try_from(blocks).unwrap_or(u32::MAX).max(1));
+        let takes: Vec<u32> = takes.collect();
+        let least = takes.iter().copied().min().unwrap_or(1) as usize;
+        let most = takes.iter().copied().max().unwrap_or(1) as usize;
+        let blocks = blocks.max(most);
+        Self {
+            blocks: Arc::new(Semaphore::new(blocks)),
+            takes,
+            stripes_max: blocks / least,
+        }
+    }
+
+    /// Waits for room for a stripe of this class, behind those that came before.
+    async fn enter(&self, class: usize) -> Result<Arc<OwnedSemaphorePermit>, SessionFault> {
+        let takes = self.takes.get(class).ok_or(SessionFault::NoBlocks)?;
+        let permit = self.blocks.clone().acquire_many_owned(*takes).await;
+        Ok(Arc::new(permit.map_err(|_| SessionFault::Aborted)?))
+    }
+}
+
 /// Where stripes announce what they need: per link, in the order of the stripes.
 struct Orders {
     receive: BTreeMap<usize, mpsc::Sender<Expected>>,
@@ -86,8 +127,7 @@ pub(super) struct Pipeline<'a> {
 impl Pipeline<'_> {
     /// Runs to the end. Gives the bytes of the stripes that were not clean.
     pub async fn run(&self) -> Result<u64, SessionFault> {
-        let usual = self.limits.stripes_in_flight;
-        let room = self.part.work.plan.stripes_in_flight(usual);
+        let window = StripeWindow::of(&self.part, &self.limits);
         let mut orders = Orders {
             receive: BTreeMap::new(),
             send: BTreeMap::new(),
@@ -98,18 +138,18 @@ impl Pipeline<'_> {
         let links = self.part.plan.links.iter().enumerate();
         for (link, ends) in links.filter(|(link, _)| used.contains(link)) {
             if ends.from == self.part.work.member {
-                let (order, promised) = mpsc::channel(room);
+                let (order, promised) = mpsc::channel(window.stripes_max);
                 orders.send.insert(link, order);
                 sending.push(self.send(link, self.open(link).await?, promised));
             }
             if ends.to == self.part.work.member {
-                let (order, expected) = mpsc::channel(room);
+                let (order, expected) = mpsc::channel(window.stripes_max);
                 orders.receive.insert(link, order);
                 receiving.push(self.receive(link, expected));
             }
         }
         let receive = futures::future::try_join_all(receiving);
-        let calculate = self.calculate(orders, room);
+        let calculate = self.calculate(orders, &window);
         let send = futures::future::try_join_all(sending);
         let (_, bytes, _) = tokio::try_join!(receive, calculate, send)?;
         Ok(bytes)
@@ -204,15 +244,14 @@ impl Pipeline<'_> {
     }
 
     /// Begins the stripes in order and computes them as their inputs come.
-    async fn calculate(&self, orders: Orders, room: usize) -> Result<u64, SessionFault> {
-        let window = Arc::new(Semaphore::new(room));
+    async fn calculate(&self, orders: Orders, window: &StripeWindow) -> Result<u64, SessionFault> {
         let classes = &self.part.plan.classes;
         let mine = self.part.work.turns();
         let mine = mine.filter(|turn| classes.get(turn.class).is_some_and(Option::is_some));
         let mut bytes = 0;
         let mut computing = FuturesUnordered::new();
         for turn in mine {
-            let begin = self.begin(turn, &orders, &window);
+            let begin = self.begin(turn, &orders, window);
             tokio::pin!(begin);
             let begun = loop {
                 tokio::select! {
@@ -234,10 +273,9 @@ impl Pipeline<'_> {
         &self,
         turn: StripeTurn,
         orders: &Orders,
-        window: &Arc<Semaphore>,
+        window: &StripeWindow,
     ) -> Result<Begun, SessionFault> {
-        let permit = window.clone().acquire_owned().await;
-        let in_flight = Arc::new(permit.map_err(|_| SessionFault::Aborted)?);
+        let in_flight = window.enter(turn.class).await?;
         let class = self.part.class(turn.class)?;
         let mut inputs = Vec::with_capacity(class.inputs.len());
         for edge in &class.inputs {
@@ -366,5 +404,49 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::StripeWindow;
+    use futures::FutureExt;
+
+    #[test]
+    fn a_stripe_of_one_block_takes_a_part_of_the_room_that_a_gathered_one_takes() {
+        let (gathered, own) = (0, 1);
+        let window = StripeWindow::new(12, [6, 2].into_iter());
+        assert_eq!(window.stripes_max, 6);
+        let begin = |class| window.enter(class).now_or_never().map(Result::unwrap);
+        let first = begin(gathered).unwrap();
+        let others: Vec<_> = std::iter::from_fn(|| begin(own)).collect();
+        assert_eq!(others.len(), 3);
+        drop(others);
+        let second = begin(gathered).unwrap();
+        assert!(begin(own).is_none());
+        drop((first, second));
+        let others: Vec<_> = std::iter::from_fn(|| begin(own)).collect();
+        assert_eq!(others.len(), 6);
+    }
+
+    /// A stripe that waits for much room is not overtaken for good by those that need little.
+    #[tokio::test]
+    async fn stripes_begin_in_their_order() {
+        let window = StripeWindow::new(6, [6, 2].into_iter());
+        let first = window.enter(1).await.unwrap();
+        let mut gathered = Box::pin(window.enter(0));
+        assert!((&mut gathered).now_or_never().is_none());
+        assert!(window.enter(1).now_or_never().is_none());
+        drop(first);
+        assert!(gathered.await.is_ok());
+    }
+
+    #[test]
+    fn there_is_room_for_a_stripe_whatever_the_limits_are() {
+        let window = StripeWindow::new(0, [9, 0].into_iter());
+        for class in [0, 1] {
+            assert!(window.enter(class).now_or_never().is_some());
+        }
+        assert_eq!(StripeWindow::new(0, std::iter::empty()).stripes_max, 1);
     }
 }

@@ -333,3 +333,27 @@ fn blocks_in_flight_grow_with_the_stripes_in_flight() {
         one.iter().map(|blocks| blocks * 8).collect::<Vec<_>>()
     );
 }
+
+/// A member of a gather that sends its own block alone holds two, that one and what it sends; the one that gathers holds one of each
+/// member and its sums.
+#[test]
+fn who_gathers_a_stripe_holds_more_of_it_than_who_sends_to_it() {
+    let plan = encode_plan(
+        &coefficients(4, 2),
+        ParityHolders::Fixed,
+        &Shape::gather_at_all_sources(4),
+    );
+    let plan = plan.expect("a plan");
+    let held = |member| {
+        (0..4)
+            .map(|class| plan.blocks_held(member, class))
+            .collect()
+    };
+    let of_first: Vec<_> = held(0);
+    assert_eq!(of_first, [3 + 1 + 2, 2, 2, 2]);
+    assert_eq!(plan.blocks_in_flight_max(0, 8), 8 * (3 + 1 + 2));
+    // A coding node keeps what it receives; there is no fifth class.
+    let of_coding: Vec<_> = held(4);
+    assert_eq!(of_coding, [2; 4]);
+    assert_eq!(plan.blocks_held(0, 4), 0);
+}
