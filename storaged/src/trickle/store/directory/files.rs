@@ -5,6 +5,9 @@ use std::io::{self, ErrorKind, Write};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -28,7 +31,7 @@ const DIRECT_BYTES_MIN: u64 = 1 << 20;
 /// A check of the tier, or a small object on its way, takes seconds: what is older is of a daemon that was killed. So much longer that clocks
 /// which differ do not matter.
 const LITTER_AFTER: Duration = Duration::from_secs(24 * 3_600);
-/// Removed when a store is opened, which has little time.
+/// Removed each time that a store is opened.
 const LITTER_MAX: usize = 200;
 
 /// Reads whole blocks while there are such, beyond the range's end too.
@@ -122,8 +125,27 @@ impl Inner {
         for name in [RESERVED.to_owned(), reserved("uploads"), reserved("tmp")] {
             self.make_folder(&beneath, &name)?;
         }
-        remove_litter(&beneath);
         Ok(())
+    }
+
+    /// Removes litter on a thread of its own, one of this process at a time: it takes as long as the file system takes, for which nobody who opens
+    /// the tier waits.
+    pub(super) fn remove_litter_later(self: &Arc<Self>) {
+        static IS_REMOVING: AtomicBool = AtomicBool::new(false);
+        if IS_REMOVING.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let inner = Arc::clone(self);
+        let remove = move || {
+            if let Ok(beneath) = inner.beneath() {
+                remove_litter(&beneath);
+            }
+            IS_REMOVING.store(false, Ordering::Relaxed);
+        };
+        let thread = thread::Builder::new().name("litter".into()).spawn(remove);
+        if thread.is_err() {
+            IS_REMOVING.store(false, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn make_folder(&self, beneath: &Beneath, name: &str) -> Result<(), StoreError> {

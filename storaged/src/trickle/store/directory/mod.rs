@@ -111,7 +111,9 @@ impl Directory {
 
     /// Makes the folders for unfinished work.
     pub async fn prepare(&self) -> Result<(), StoreError> {
-        self.blocking("open", Inner::prepare).await
+        self.blocking("open", Inner::prepare).await?;
+        self.inner.remove_litter_later();
+        Ok(())
     }
 
     /// Which kind of file I/O is in use.

@@ -1,5 +1,7 @@
 //! The S3 client from its configuration. Credentials come from a file, the environment, or Amazon's own chain.
 
+use std::sync::Arc;
+
 use aws_credential_types::Credentials;
 use aws_credential_types::provider::ProvideCredentials;
 use aws_sdk_s3::Client;
@@ -15,7 +17,7 @@ use super::S3;
 use super::chain::ProviderChain;
 use super::config::{S3Config, check_bucket};
 use super::credentials::FileCredentials;
-use super::objects::{ObjectSettings, RequesterPays};
+use super::objects::{ObjectSettings, RequesterPays, Signatures};
 use crate::trickle::store::StoreError;
 use crate::trickle::store::remote::{BucketFolder, check_endpoint, variable};
 
@@ -84,6 +86,7 @@ impl S3 {
             bucket: config.bucket.clone(),
             folder,
             objects,
+            signatures: Arc::new(Signatures::of(config)),
         })
     }
 }
@@ -92,7 +95,7 @@ impl S3 {
 impl S3 {
     /// As if TLS protected what is sent.
     pub(in crate::trickle::store) fn protected_by_tls(mut self) -> Self {
-        self.objects.signing = super::objects::PartSigning::Head;
+        self.signatures = Arc::new(Signatures::over_tls());
         self
     }
 }

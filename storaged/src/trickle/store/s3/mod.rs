@@ -5,10 +5,13 @@
 //! their way; parts do not where TLS and a CRC that the server compares see to that.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use aws_sdk_s3::Client;
 use aws_sdk_s3::operation::complete_multipart_upload::CompleteMultipartUploadOutput;
+use aws_sdk_s3::operation::upload_part::UploadPartOutput;
+use aws_sdk_s3::operation::upload_part::builders::UploadPartFluentBuilder;
 use aws_sdk_s3::primitives::ByteStream;
 use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart};
 use bytes::Bytes;
@@ -34,7 +37,7 @@ mod uploads;
 pub(super) use config::PartChecksum;
 pub use config::S3Config;
 use failure::{Context, answer_lacks};
-use objects::{ObjectSettings, PartSigning};
+use objects::{ObjectSettings, PartSigning, Signatures};
 
 /// Those of its protocol, which Google's has too.
 pub(in crate::trickle) const S3_LIMITS: StoreLimits = StoreLimits {
@@ -51,9 +54,44 @@ pub struct S3 {
     bucket: String,
     folder: BucketFolder,
     objects: ObjectSettings,
+    signatures: Arc<Signatures>,
 }
 
 impl S3 {
+    fn part_request(&self, upload: &Upload, part: PartNumber) -> UploadPartFluentBuilder {
+        let request = self.client.upload_part().bucket(&self.bucket);
+        request
+            .key(self.name(upload.key()))
+            .upload_id(upload.id().to_string())
+            .part_number(number_in_s3(part))
+    }
+
+    /// Sends a part. A bucket whose policy refuses a request that does not sign its bytes has it signed, and all that come after.
+    async fn send_part(
+        &self,
+        request: impl Fn() -> UploadPartFluentBuilder,
+        bytes: Bytes,
+        context: &Context,
+    ) -> Result<UploadPartOutput, StoreError> {
+        let with_body = || request().body(ByteStream::from(bytes.clone()));
+        let has_sum = request().get_checksum_crc64_nvme().is_some();
+        let may_leave_out = has_sum && self.signatures.now() == PartSigning::Head;
+        if may_leave_out {
+            let unsigned = with_body().customize().disable_payload_signing();
+            let sent = unsigned.send().await;
+            match sent.map_err(|error| context.error(error)) {
+                Err(StoreError::Denied { .. }) => {}
+                answer => return answer,
+            }
+        }
+        let sent = with_body().send().await;
+        let answer = sent.map_err(|error| context.error(error))?;
+        if may_leave_out {
+            self.signatures.note_refusal(&self.bucket);
+        }
+        Ok(answer)
+    }
+
     fn name(&self, key: &ObjectKey) -> String {
         self.folder.name(key)
     }
@@ -147,27 +185,16 @@ impl Store for S3 {
         upload.check_part(part, &bytes, &self.limits())?;
         let length = bytes.len() as u64;
         let context = self.upload_context(&format!("write part {part} of"), upload);
-        let request = self
-            .client
-            .upload_part()
-            .bucket(&self.bucket)
-            .key(self.name(upload.key()));
-        let request = request
-            .upload_id(upload.id().to_string())
-            .part_number(number_in_s3(part));
         // An upload whose parts have none was begun without it, or by a server that does not know it.
         let mut parts = upload.done().values();
         let has_none = parts.any(|part| matches!(part.digest, PartDigest::ETag(_)));
         let algorithm = self.objects.algorithm().filter(|_| !has_none);
         let asked = algorithm.map(|_| crc64(&bytes));
-        let request = request.set_checksum_crc64_nvme(asked.map(objects::crc64_text));
-        let request = request.body(ByteStream::from(bytes));
-        let sent = if asked.is_some() && self.objects.signing == PartSigning::Head {
-            request.customize().disable_payload_signing().send().await
-        } else {
-            request.send().await
+        let request = || {
+            let request = self.part_request(upload, part);
+            request.set_checksum_crc64_nvme(asked.map(objects::crc64_text))
         };
-        let answer = sent.map_err(|error| context.error(error))?;
+        let answer = self.send_part(request, bytes, &context).await?;
         let tag = answer
             .e_tag
             .ok_or_else(|| answer_lacks(&context, "an entity tag"))?;
@@ -176,7 +203,10 @@ impl Store for S3 {
             (Some(sent), Some(kept)) if sent != kept => {
                 return Err(context.kept_otherwise(upload.key(), sent, kept));
             }
-            (Some(sum), Some(_)) => PartDigest::Crc64 { sum, tag },
+            (Some(sum), Some(_)) => {
+                self.signatures.note_comparison();
+                PartDigest::Crc64 { sum, tag }
+            }
             // The server knows no such checksum.
             _ => PartDigest::ETag(tag),
         };

@@ -1,5 +1,7 @@
 //! What the bucket's owner wants of objects, as requests say it, and the checksum of parts.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use aws_sdk_s3::config::interceptors::BeforeTransmitInterceptorContextMut;
 use aws_sdk_s3::config::{ConfigBag, Intercept, RuntimeComponents};
 use aws_sdk_s3::error::BoxError;
@@ -27,7 +29,6 @@ pub(super) struct ObjectSettings {
     pub kms_key: Option<String>,
     pub tagging: Option<String>,
     pub checksum: PartChecksum,
-    pub signing: PartSigning,
 }
 
 /// What the signature of a part covers beside what the request says.
@@ -35,8 +36,8 @@ pub(super) struct ObjectSettings {
 pub(super) enum PartSigning {
     /// The part's bytes, by their SHA-256.
     Bytes,
-    /// Nothing more of a part that has a checksum: TLS protects it on its way, and the server compares. SHA-256 would be
-    /// another pass over it.
+    /// Nothing more of a part that has a checksum: TLS protects it on its way, and the server compares (`Signatures`). SHA-256
+    /// would be another pass over it.
     Head,
 }
 
@@ -67,13 +68,70 @@ impl ObjectSettings {
             kms_key: config.kms_key.clone(),
             tagging: tagging(config)?,
             checksum: config.checksum(),
-            signing: part_signing(config),
         })
     }
 
     /// What the server is asked to compute of parts.
     pub fn algorithm(&self) -> Option<ChecksumAlgorithm> {
         (self.checksum == PartChecksum::Crc64nvme).then_some(ChecksumAlgorithm::Crc64Nvme)
+    }
+}
+
+/// How parts are signed: as the configuration has it, and by what the server has answered since.
+#[derive(Debug)]
+pub(super) struct Signatures {
+    wish: PartSigning,
+    /// The server is known to compare checksums, as Amazon's does. One that passes them over would be told of a part's bytes by nothing else
+    /// where a proxy in front of it ends TLS.
+    compares: AtomicBool,
+    /// A policy of the bucket refuses what does not sign its bytes.
+    are_required: AtomicBool,
+}
+
+impl Signatures {
+    /// As the configuration has them.
+    pub fn of(config: &S3Config) -> Self {
+        Self {
+            wish: part_signing(config),
+            compares: AtomicBool::new(config.endpoint.is_none()),
+            are_required: AtomicBool::new(false),
+        }
+    }
+
+    /// Of a part that has a checksum.
+    pub fn now(&self) -> PartSigning {
+        let may_leave_out =
+            self.compares.load(Ordering::Relaxed) && !self.are_required.load(Ordering::Relaxed);
+        if may_leave_out {
+            self.wish
+        } else {
+            PartSigning::Bytes
+        }
+    }
+
+    /// The server has said what checksum it computed.
+    pub fn note_comparison(&self) {
+        self.compares.store(true, Ordering::Relaxed);
+    }
+
+    /// A part was refused, and taken once its bytes were signed.
+    pub fn note_refusal(&self, bucket: &str) {
+        if !self.are_required.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                bucket,
+                "parts whose bytes are not signed are refused: all are signed from now on (durable.sign_parts = true from the start)"
+            );
+        }
+    }
+
+    /// As if TLS protected what is sent.
+    #[cfg(test)]
+    pub fn over_tls() -> Self {
+        Self {
+            wish: PartSigning::Head,
+            compares: AtomicBool::new(false),
+            are_required: AtomicBool::new(false),
+        }
     }
 }
 
@@ -197,9 +255,7 @@ mod tests {
     fn bytes_are_signed_unless_tls_and_a_checksum_protect_them() {
         let signing = |more: &str| {
             let config = format!("bucket = 'ckpt'\n{more}");
-            ObjectSettings::of(&toml::from_str(&config).unwrap())
-                .unwrap()
-                .signing
+            part_signing(&toml::from_str(&config).unwrap())
         };
         let (tls, plain) = ("endpoint = 'https://s3'", "endpoint = 'http://s3'");
         let crc = "part_checksum = 'crc64nvme'";

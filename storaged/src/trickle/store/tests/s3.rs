@@ -60,6 +60,8 @@ pub(super) struct Wishes {
     pub signers: BTreeSet<String>,
     /// What the last part's signature says of its bytes.
     pub part_hash: Option<String>,
+    /// Whether a policy refuses parts whose signature says nothing of them.
+    pub wants_signed_parts: bool,
 }
 
 /// What a request asks of the object that it makes: two types of input with the same fields.
@@ -174,6 +176,10 @@ impl Serve for Server {
             wishes.asked(&r, r.input.request_payer.as_ref());
             let hash = r.headers.get("x-amz-content-sha256");
             wishes.part_hash = hash.map(|it| it.to_str().unwrap().to_owned());
+            let is_unsigned = wishes.part_hash.as_deref() == Some("UNSIGNED-PAYLOAD");
+            if is_unsigned && wishes.wants_signed_parts {
+                return Err(s3s::s3_error!(AccessDenied));
+            }
         }
         let sum = match self.tags {
             Tags::Checksums => r.input.checksum_crc64nvme.clone(),

@@ -2,8 +2,10 @@
 
 use super::super::s3::S3;
 use super::super::{KeyPrefix, PartNumber, Store, StoreError};
-use super::s3::{BUCKET, Served, Tags, serve_with};
+use super::s3::{BUCKET, Served, Tags, Wishes, serve_with};
 use super::{key, part_bytes, part_of, pattern};
+
+use std::sync::Mutex;
 
 use aws_credential_types::Credentials;
 use bytes::Bytes;
@@ -119,29 +121,55 @@ async fn an_upload_goes_on_though_entity_tags_say_nothing() {
     }
 }
 
+/// Puts an object of one part, and says what the part's signature said of its bytes.
+async fn part_hash_of(store: &S3, wishes: &Mutex<Wishes>, name: &str) -> String {
+    let (name, bytes) = (key(name), pattern(10, 1));
+    let mut upload = store.begin(&name, part_bytes(store)).await.unwrap();
+    let put = store.put_part(&upload, PartNumber(0), bytes.clone());
+    let state = put.await.unwrap();
+    upload.note(PartNumber(0), state);
+    store.complete(&upload, 10).await.unwrap();
+    assert_eq!(store.get(&name, None).await.unwrap(), bytes);
+    wishes.lock().unwrap().part_hash.clone().unwrap()
+}
+
+const UNSIGNED: &str = "UNSIGNED-PAYLOAD";
+
 #[tokio::test]
-async fn over_tls_a_signature_leaves_out_the_bytes_of_parts_that_have_a_checksum() {
+async fn over_tls_a_signature_leaves_out_the_bytes_of_parts_that_the_server_compares() {
     let root = tempfile::tempdir().unwrap();
     let Served {
         endpoint, wishes, ..
     } = serve_with(root.path(), Tags::Checksums).await;
-    let over_tls = |more: &str| client(&endpoint, more).protected_by_tls();
-    for (store, name, left_out) in [
-        (client(&endpoint, KMS), "plain", false),
-        (over_tls(KMS), "tls", true),
-        // No checksum: the signature is all that the server compares.
-        (over_tls(""), "tag", false),
-    ] {
-        let (name, bytes) = (key(name), pattern(10, 1));
-        let mut upload = store.begin(&name, part_bytes(&store)).await.unwrap();
-        let put = store.put_part(&upload, PartNumber(0), bytes.clone());
-        let state = put.await.unwrap();
-        upload.note(PartNumber(0), state);
-        store.complete(&upload, 10).await.unwrap();
-        assert_eq!(store.get(&name, None).await.unwrap(), bytes);
-        let said = wishes.lock().unwrap().part_hash.clone().unwrap();
-        assert_eq!(said == "UNSIGNED-PAYLOAD", left_out, "{name:?}: {said}");
+    let plain = client(&endpoint, KMS);
+    assert_ne!(part_hash_of(&plain, &wishes, "plain").await, UNSIGNED);
+    let store = client(&endpoint, KMS).protected_by_tls();
+    // Nothing is known of the server yet.
+    assert_ne!(part_hash_of(&store, &wishes, "first").await, UNSIGNED);
+    assert_eq!(part_hash_of(&store, &wishes, "second").await, UNSIGNED);
+    // No checksum: the signature is all that the server compares.
+    let by_tag = client(&endpoint, "").protected_by_tls();
+    for name in ["tag", "another-tag"] {
+        assert_ne!(part_hash_of(&by_tag, &wishes, name).await, UNSIGNED);
     }
+}
+
+#[tokio::test]
+async fn a_bucket_that_wants_signed_bytes_gets_them() {
+    let root = tempfile::tempdir().unwrap();
+    let Served {
+        endpoint, wishes, ..
+    } = serve_with(root.path(), Tags::Checksums).await;
+    let store = client(&endpoint, KMS).protected_by_tls();
+    assert_ne!(part_hash_of(&store, &wishes, "first").await, UNSIGNED);
+    assert_eq!(part_hash_of(&store, &wishes, "second").await, UNSIGNED);
+    wishes.lock().unwrap().wants_signed_parts = true;
+    for name in ["third", "fourth"] {
+        assert_ne!(part_hash_of(&store, &wishes, name).await, UNSIGNED);
+    }
+    // It is not asked again.
+    wishes.lock().unwrap().wants_signed_parts = false;
+    assert_ne!(part_hash_of(&store, &wishes, "fifth").await, UNSIGNED);
 }
 
 #[tokio::test]
