@@ -1,9 +1,10 @@
 //! A job that saves without pause while something is done to its nodes: what each save came to, and what was lost.
 
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
@@ -12,7 +13,7 @@ use storaged_sdk::wire::{CheckpointState, RunId, Step};
 use storaged_sdk::{Client, Trainer};
 
 use crate::clients::Clients;
-use crate::system::{System, shards, wait};
+use crate::system::{System, executable, shards, wait};
 
 /// A save that is not protected within this time has failed.
 const SAVE_MS: u32 = 20_000;
@@ -38,25 +39,82 @@ pub struct Upgraded {
 /// # Errors
 /// If it does not come back, or the job does not go on.
 pub fn upgrade(system: &System, job: &SavingJob, node: usize) -> Result<Upgraded> {
-    let repaired = |of: usize| system.cluster.metric::<u64>(of, REPAIRED);
-    let all = 0..system.cluster.nodes();
-    let before = all.clone().map(repaired).collect::<Result<Vec<_>, _>>()?;
-    let failed = job.failed().len();
+    let before = BeforeUpgrade::of(system, job)?;
     let daemon = system.cluster.daemon_below(node).context("a daemon")?;
     system.cluster.signal(node, Signal::USR2)?;
     let took = system.back_after(node, daemon)?;
-    system.cluster.wait_for_links()?;
-    let lost = job.lost_as_seen_by(node)?;
-    job.reaches(job.begun() + 2)?;
-    let after = all.map(repaired).collect::<Result<Vec<_>, _>>()?;
-    // Another daemon counts from zero.
-    let since = |at: usize| after[at] - if at == node { 0 } else { before[at] };
-    Ok(Upgraded {
-        took,
-        lost,
-        failed: job.failed().split_off(failed),
-        repaired: (0..after.len()).map(since).sum(),
-    })
+    before.until_two_more(system, job, UpgradedNode { node, took })
+}
+
+/// Replaces a node's pod, whose memory its holder has: keeper and daemon end, as at `storaged hand-over`, and others begin.
+///
+/// # Errors
+/// If they do not end, do not come back, or the job does not go on.
+pub fn replace_pod(system: &mut System, job: &SavingJob, node: usize) -> Result<Upgraded> {
+    let before = BeforeUpgrade::of(system, job)?;
+    let began = Instant::now();
+    let told = Command::new(executable())
+        .args(["hand-over", "--socket"])
+        .arg(system.cluster.socket(node))
+        .output()?;
+    ensure!(told.status.success(), "{told:?}");
+    let ended = system.cluster.wait(node)?.context("its end")?;
+    ensure!(ended.success(), "{ended}");
+    system.cluster.start(node)?;
+    wait("the next pod", || {
+        Ok(system.cluster.status(node).map(drop)?)
+    })?;
+    let took = began.elapsed();
+    before.until_two_more(system, job, UpgradedNode { node, took })
+}
+
+/// What is compared after an upgrade.
+struct BeforeUpgrade {
+    repaired: Vec<u64>,
+    failed: usize,
+}
+
+/// The one whose daemon is another one now.
+struct UpgradedNode {
+    node: usize,
+    took: Duration,
+}
+
+impl BeforeUpgrade {
+    fn of(system: &System, job: &SavingJob) -> Result<Self> {
+        Ok(Self {
+            repaired: repaired(system)?,
+            failed: job.failed().len(),
+        })
+    }
+
+    fn until_two_more(
+        self,
+        system: &System,
+        job: &SavingJob,
+        upgraded: UpgradedNode,
+    ) -> Result<Upgraded> {
+        let UpgradedNode { node, took } = upgraded;
+        system.cluster.wait_for_links()?;
+        let lost = job.lost_as_seen_by(node)?;
+        job.reaches(job.begun() + 2)?;
+        let after = repaired(system)?;
+        // Another daemon counts from zero.
+        let since = |at: usize| after[at] - if at == node { 0 } else { self.repaired[at] };
+        Ok(Upgraded {
+            took,
+            lost,
+            failed: job.failed().split_off(self.failed),
+            repaired: (0..after.len()).map(since).sum(),
+        })
+    }
+}
+
+/// Of each node.
+fn repaired(system: &System) -> Result<Vec<u64>> {
+    let all = 0..system.cluster.nodes();
+    let repaired = all.map(|node| system.cluster.metric::<u64>(node, REPAIRED));
+    Ok(repaired.collect::<Result<Vec<_>, _>>()?)
 }
 
 /// What is known of the job while it saves.

@@ -428,7 +428,7 @@ pub const REPLANS_MAX: u32 = 2;
 /// How far a member's clock may be ahead of its leader's in what it says of a session.
 pub const REPORT_SLACK_MS: u64 = 2_000;
 
-/// Sessions that one leader runs at once: each holds a few blocks per member.
+/// Sessions that one leader runs at once: each holds the blocks of some stripes at every member, 32 MiB of them or what a few stripes take.
 pub const SESSIONS_LED_MAX: usize = 4;
 
 /// Damaged checkpoints of the durable tier that a node remembers; their markers in the tier say it for good.

@@ -18,7 +18,9 @@ use tokio_util::sync::CancellationToken;
 
 /// So many waits of a frame one after the other, in a chain of one hop per member, are as long as a stall.
 const WAITS_PER_MEMBER: u32 = 4;
-/// And of a session of any size, of which 33 may follow one another: two hops of each of 16 stripes in flight, and the first.
+/// And of a session of any size, of which 33 may follow one another: two hops of each of 16 stripes in flight that are gathered at one
+/// node, and the first. More stripes may be in flight there (`pipeline`), those of which it sends its own block alone: these wait one hop each,
+/// on links to different nodes, where a frame goes in each tenth of a second.
 const WAITS_MIN: u32 = 100;
 
 /// Timers are late by up to a millisecond, and a chunk takes two at the usual rate: what was not sent in this time may be made up for.

@@ -8,7 +8,7 @@
 //! come, and is then computed whenever its inputs are there. So a stripe that waits for a slow neighbour holds up
 //! the streams it needs and no other.
 //!
-//! Memory is bounded by a window of blocks (`ExecutorLimits::blocks_max`): a stripe is begun only while there is room for those
+//! Memory is bounded by a window of blocks (`StripeWindow`, within `ExecutorLimits::blocks_max`): a stripe is begun only while there is room for those
 //! that this member holds of it until its results are handed over. A stripe to which it adds its own block alone takes a fraction of one
 //! that it gathers, so that its blocks are on their way long before their roots come to them: a gather of stripes that all counted
 //! alike kept links 0.7 full (docs/operate/transport.md). No window deadlocks: of all stripes that are unfinished
@@ -62,6 +62,10 @@ struct Begun {
     _in_flight: Arc<OwnedSemaphorePermit>,
 }
 
+/// A window has no more room than this, unless so many stripes in flight as the limits name take more. All of `blocks_max` would be 100 MiB and
+/// more for a session of many members or large chunks, of which several run at once.
+const WINDOW_BYTES: usize = 32 << 20;
+
 /// Room for the blocks of stripes in flight.
 struct StripeWindow {
     blocks: Arc<Semaphore>,
@@ -74,9 +78,14 @@ struct StripeWindow {
 impl StripeWindow {
     fn of(part: &MemberTask, limits: &ExecutorLimits) -> Self {
         let work = &part.work;
-        let takes = 0..part.plan.classes.len();
-        let takes = takes.map(|class| work.plan.blocks_held(work.member, class));
-        Self::new(limits.blocks_max(work), takes)
+        let classes = part.plan.classes.len();
+        let takes = (0..classes).map(|class| work.plan.blocks_held(work.member, class));
+        // Stripes go through the classes in turn: so many of them in a row hold no more than this.
+        let stripes = work.plan.stripes_in_flight(limits.stripes_in_flight);
+        let in_a_row = stripes.div_ceil(classes.max(1)) * takes.clone().sum::<usize>();
+        let by_bytes = WINDOW_BYTES / work.chunk.bytes();
+        let blocks = limits.blocks_max(work).min(by_bytes.max(in_a_row));
+        Self::new(blocks, takes)
     }
 
     /// For so many blocks; at least for one stripe of each class, of which none takes nothing.

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use storaged::cluster::child_of;
 use storaged_tests::holder::Holder;
+use storaged_tests::rolling::{SavingJob, replace_pod};
 use storaged_tests::system::{executable, said, write_program};
 
 use super::*;
@@ -55,6 +56,25 @@ fn a_pod_that_is_killed_leaves_all_to_the_next_one() -> Result<()> {
     holder.wait_for_all(&system, 0)?;
     system.cluster.kill(0)?;
     next_pod_has_all(&mut system, 20)
+}
+
+/// A new image: one pod after the other is replaced while the job saves.
+#[test]
+fn a_rollout_beside_a_job_loses_no_step_and_repairs_nothing() -> Result<()> {
+    let mut system = System::prepared(3, Some((2, 1)), "")?;
+    let holders = (0..3).map(|node| Holder::start(&mut system, node));
+    let _holders = holders.collect::<Result<Vec<_>>>()?;
+    system.cluster.start_all()?;
+    let mut job = SavingJob::start((*system).clone(), 2)?;
+    for node in 0..3 {
+        let replaced = replace_pod(&mut system, &job, node)?;
+        ensure!(
+            (replaced.lost, replaced.repaired) == (0, 0) && replaced.failed.len() <= 1,
+            "n{node}: {replaced:?}"
+        );
+    }
+    job.stop()?;
+    Ok(())
 }
 
 #[test]

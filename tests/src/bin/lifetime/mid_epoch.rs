@@ -1,5 +1,5 @@
 //! Losses while a cluster is between two epochs and saves: every other node has heard of the new epoch, in which another node codes for
-//! the ranks, and the others have not; a step is committed, in the old epoch or in the new one by turns, and up to m nodes are lost before it is
+//! the ranks, and the others have not; a step is committed, by turns with the node of the first rank in the old epoch or in the new one, and up to m nodes are lost before it is
 //! protected.
 //!
 //! Each node reaches the registry, a directory, by a link of its own. The link of a node that is not to hear of an epoch points to a copy that was made
@@ -52,6 +52,8 @@ struct Changing {
     turn: usize,
     /// Steps that were protected before their nodes were stopped.
     missed: u32,
+    /// Losses at which the nodes that are left were in a session.
+    in_session: u32,
 }
 
 impl Changing {
@@ -81,6 +83,7 @@ impl Changing {
             step: 0,
             turn: 0,
             missed: 0,
+            in_session: 0,
         };
         changing.epoch = changing.epoch_of(0)?;
         changing.save()?;
@@ -233,7 +236,9 @@ impl Changing {
             }
             tell(&self.system, lost, Signal::STOP)?;
             std::thread::sleep(ENDED);
+            let in_session = are_in_session(&self.system, left);
             if !self.is_over(left)? {
+                self.in_session += u32::from(in_session);
                 return Ok(());
             }
             self.missed += 1;
@@ -309,22 +314,26 @@ fn point(system: &System, node: usize, there: &Path) -> Result<()> {
 
 /// All losses of (4, 2) and (6, 2), and a sample of those of (8, 3).
 pub fn measure(figures: &mut Figures) -> Result<()> {
-    let (mut all, mut missed) = (Count::default(), 0);
+    let (mut all, mut missed, mut in_session) = (Count::default(), 0, 0);
     for nodes in GEOMETRIES {
         let mut changing = Changing::start(nodes)?;
         for lost in sample(nodes) {
             let outcome = changing.lose(&lost);
             missed += std::mem::take(&mut changing.missed);
+            in_session += std::mem::take(&mut changing.in_session);
             // What one loss has broken must not be counted for all that come after it.
             if outcome.is_err() {
                 changing = Changing::start(nodes)?;
             }
             all.note(&format!("{nodes:?} mid-epoch without {lost:?}"), outcome);
         }
-        println!("{nodes:?} between two epochs: {all:?} so far, {missed} moments were missed");
+        println!(
+            "{nodes:?} between two epochs: {all:?} so far, {missed} moments were missed, {in_session} in a session"
+        );
         figures.insert("loss_subsets_mid_epoch", f64::from(all.tried));
         figures.insert("loss_subsets_mid_epoch_failed", f64::from(all.failed));
         figures.insert("loss_moments_missed_mid_epoch", f64::from(missed));
+        figures.insert("loss_subsets_mid_epoch_in_session", f64::from(in_session));
     }
     Ok(())
 }

@@ -46,7 +46,7 @@ impl World {
             return;
         }
         if tight {
-            if scenario.places != Changes::Never {
+            if scenario.places != Changes::Never && scenario.trainers != Trainers::Quiet {
                 self.a_step_becomes_safe_at_last(namespace);
             }
             return;
