@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use storaged_arena::Received;
 use tokio::io::Interest;
@@ -52,6 +53,8 @@ pub struct HolderLink {
     pause: Duration,
     /// That the holder is away was said.
     has_complained: bool,
+    /// The holder has let go of everything, while no daemon ran.
+    has_let_go: bool,
 }
 
 #[derive(Debug)]
@@ -64,6 +67,17 @@ enum LinkState {
 struct DaemonProcessId {
     number: u32,
     process: OwnedFd,
+}
+
+impl DaemonProcessId {
+    fn is_running(&self) -> bool {
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let mut ended = [PollFd::new(&self.process, PollFlags::IN)];
+        !matches!(poll(&mut ended, Some(&now)), Ok(1..))
+    }
 }
 
 /// What is to be said.
@@ -193,7 +207,10 @@ impl HolderTalk {
                     let answer = HoldAnswer::decode(&body[..length]);
                     let answer = answer.ok_or(io::ErrorKind::InvalidData)?;
                     self.due = Instant::now() + SILENCE_MAX;
-                    self.counts = self.counts.saturating_sub(1);
+                    // That one is told unasked.
+                    if !matches!(answer, HoldAnswer::Released(_)) {
+                        self.counts = self.counts.saturating_sub(1);
+                    }
                     last = Some(answer);
                     if !matches!(answer, HoldAnswer::Holds(_)) {
                         break;
@@ -265,6 +282,7 @@ impl HolderLink {
             daemon: None,
             pause: PAUSE_MIN,
             has_complained: false,
+            has_let_go: false,
         }
     }
 
@@ -435,7 +453,10 @@ impl HolderLink {
                 return Err(other(format!("it did not take {count} descriptors")));
             }
             HoldAnswer::Stranger(user) => return Err(other(format!("it refuses user id {user}"))),
-            HoldAnswer::Released(_) => return Err(io::ErrorKind::InvalidData.into()),
+            HoldAnswer::Released(_) => {
+                self.heed_release(table);
+                return Ok(());
+            }
         };
         if freed > 0 {
             tracing::warn!(
@@ -456,6 +477,34 @@ impl HolderLink {
             tracing::info!(held, "the holder is back, and has everything");
         }
         Ok(())
+    }
+
+    /// A daemon that was started meanwhile has the memory, and the holder gets it again.
+    fn heed_release(&mut self, table: &Table) {
+        if self
+            .daemon
+            .as_ref()
+            .is_some_and(DaemonProcessId::is_running)
+        {
+            tracing::warn!(
+                "the holder was told to let go of everything, and a daemon has it: saying it anew"
+            );
+            self.say_all(table);
+        } else {
+            self.has_let_go = true;
+        }
+    }
+
+    /// Whether the holder has let go of everything while no daemon ran: said once.
+    pub fn take_release(&mut self) -> bool {
+        std::mem::take(&mut self.has_let_go)
+    }
+
+    /// Says all of the table, in place of what is held.
+    pub fn say_all(&mut self, table: &Table) {
+        if let LinkState::Up(talk) = &mut self.state {
+            talk.push_all(table);
+        }
     }
 
     fn complain_of_silence(&mut self) {

@@ -85,6 +85,18 @@ impl Holdings {
         }
     }
 
+    /// Between two daemons: lets go of everything, if an operator had the holder do so. The next daemon begins without memory.
+    pub fn let_go_if_told(&mut self) {
+        let Some(link) = &mut self.link else { return };
+        if !link.take_release() {
+            return;
+        }
+        let descriptors = self.table.len();
+        self.table = Table::default();
+        link.say_all(&self.table);
+        tracing::warn!(descriptors, "let go of everything, as the holder was told");
+    }
+
     /// There is a holder, and it takes what it is given, as far as is known.
     pub fn has_holder(&self) -> bool {
         self.link.as_ref().is_some_and(HolderLink::is_well)

@@ -47,7 +47,8 @@ pub enum JournalError {
     /// Another release wrote it.
     #[error(
         "the memory that was kept for this daemon is of layout {got}, and this release reads layout {VERSION}: start the release that \
-         wrote it, or stop whoever keeps it (the process of `storaged run`, or the systemd unit) to drop it"
+         wrote it, or have whoever keeps it let go of it (a holder: `storaged hold --release`; else stop the process of `storaged run`, or the systemd \
+         unit)"
     )]
     Version { got: u32 },
 }

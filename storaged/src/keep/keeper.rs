@@ -465,8 +465,13 @@ impl KeeperProcess {
         let over = tokio::time::sleep(wait);
         tokio::pin!(over);
         loop {
+            self.held.let_go_if_told();
             tokio::select! {
-                () = &mut over => return Lull::Over,
+                () = &mut over => {
+                    self.held.turn();
+                    self.held.let_go_if_told();
+                    return Lull::Over;
+                }
                 () = self.held.ready() => self.held.turn(),
                 told = self.signals.next() => {
                     if told == Signal::TERM || told == Signal::INT {

@@ -143,7 +143,7 @@ pub enum HoldOrder {
     Anew,
     /// Say how much is held.
     Count,
-    /// Let go of everything, if that is nobody's.
+    /// Let go of everything, if no daemon runs that has it.
     Release,
 }
 
@@ -184,7 +184,7 @@ pub enum HoldAnswer {
     Holds(HeldCount),
     /// So many of what came it did not take.
     Lacks(usize),
-    /// It let go of so many.
+    /// It let go of so many. The keeper that is attached hears it too, and does so if its daemon does not run.
     Released(usize),
     /// No: this user id is not its own.
     Stranger(u32),

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::keep::holder_link::HolderLink;
+use crate::keep::holdings::{AfterKeeper, Holdings};
 use crate::keep::message::ToHolder;
 use crate::keep::packets::tests::text;
 
@@ -47,7 +48,7 @@ impl TestHolder {
             tokio::time::sleep(RETRY).await;
         };
         let memory = Arc::clone(&held);
-        runtime.spawn(async move { admit(listener, &memory).await });
+        runtime.spawn(async move { admit(&listener, &memory).await });
         Self {
             runtime: Some(runtime),
             held,
@@ -243,6 +244,46 @@ async fn nobody_else_is_let_in_while_a_daemon_runs() {
     holder.is_left().await;
     let freed = tokio::task::spawn_blocking(move || release(&path));
     assert_eq!(freed.await.unwrap().unwrap(), 1);
+    assert_eq!(holder.names(), Vec::<String>::new());
+}
+
+/// A daemon that ends of what is held would do so for ever.
+#[tokio::test]
+async fn a_keeper_between_two_daemons_lets_go_with_its_holder() {
+    let (_folder, path) = place();
+    let holder = TestHolder::start(&path).await;
+    let mut daemon = std::process::Command::new("sleep")
+        .arg("60")
+        .spawn()
+        .unwrap();
+    let mut held = Holdings::with_holder(Some(path.clone()));
+    held.take_over().await.unwrap();
+    held.daemon_is(Some(daemon.id()));
+    let body = ToHolder::Store(name("slot-1")).encode();
+    held.take(body.as_bytes(), Some(file(b"1").into()));
+    assert_eq!(held.hand_on().await, AfterKeeper::Held);
+    let ask = || {
+        let path = path.clone();
+        tokio::task::spawn_blocking(move || release(&path))
+    };
+    let own = std::process::id();
+    let refused = ask().await.unwrap();
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    assert!(
+        matches!(refused, Err(KeepError::HolderTaken { process }) if process == own),
+        "{refused:?}"
+    );
+    assert_eq!(holder.names(), ["slot-1"]);
+    assert_eq!(ask().await.unwrap().unwrap(), 1);
+    let began = Instant::now();
+    while held.table().len() > 0 {
+        assert!(began.elapsed() < PATIENCE, "the keeper has it still");
+        let _ = tokio::time::timeout(RETRY, held.ready()).await;
+        held.turn();
+        held.let_go_if_told();
+    }
+    assert_eq!(held.hand_on().await, AfterKeeper::Held);
     assert_eq!(holder.names(), Vec::<String>::new());
 }
 
