@@ -149,6 +149,28 @@ impl HolderTalk {
         self.outbox.push_back(saying);
     }
 
+    /// What has changed, before a count that waits to be said: a table that comes anew may lack what was removed since, as its journal, and
+    /// must not count before what took its place is there.
+    fn push_change(&mut self, change: Saying) {
+        let count = Saying::Order(HoldOrder::Count);
+        let is_counted = self.outbox.back() == Some(&count);
+        if is_counted {
+            self.outbox.pop_back();
+            self.counts = self.counts.saturating_sub(1);
+        }
+        self.push(change);
+        if is_counted {
+            self.push(count);
+        }
+    }
+
+    /// What is held is asked for once more.
+    fn ask_anew(&mut self) {
+        self.has_news = true;
+        self.is_agreed = false;
+        self.due = Instant::now() + SILENCE_MAX;
+    }
+
     /// All of the table, in place of what is held and of what waits to be said.
     fn push_all(&mut self, table: &Table) {
         let is_attach = |it: &&Saying| matches!(it, Saying::Order(HoldOrder::Attach(_)));
@@ -222,6 +244,16 @@ impl HolderTalk {
             }
         }
         Ok(last)
+    }
+
+    /// Why the holder has closed, if it said so.
+    fn refusal(&self) -> Option<HoldAnswer> {
+        let mut body = [0; DATAGRAM_MAX];
+        let Ok(Received::Whole { length, .. }) = self.packets.last_word(&mut body) else {
+            return None;
+        };
+        let answer = HoldAnswer::decode(&body[..length]);
+        answer.filter(|it| matches!(it, HoldAnswer::Busy(_) | HoldAnswer::Stranger(_)))
     }
 
     /// Says what is to be said, as far as it goes without waiting.
@@ -321,18 +353,18 @@ impl HolderLink {
 
     async fn try_take_over(&mut self, table: &mut Table) -> Result<(), NoHandover> {
         let mut talk = HolderTalk::over(Packets::connect(&self.path)?);
-        let before = table.len();
-        let listed = timeout(HOLDER_WAIT, self.list(&talk.packets, table)).await;
-        let count =
-            listed.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))?;
-        let got = table.len();
+        // What an attempt that fails has got is not mixed with what the next one gets.
+        let mut listed = Table::default();
+        let count = self.list(&talk.packets, &mut listed).await?;
+        let got = listed.len();
         if count != got {
             tracing::warn!(count, got, "the holder's descriptors did not all arrive");
-            talk.push_all(table);
+            talk.push_all(&listed);
         }
-        if got > before {
+        if got > 0 {
             tracing::info!(descriptors = got, "took over what the holder has");
         }
+        *table = listed;
         self.state = LinkState::Up(talk);
         Ok(())
     }
@@ -345,11 +377,11 @@ impl HolderLink {
 
     /// What is held comes into the table; how much there was.
     async fn list(&self, packets: &Packets, table: &mut Table) -> Result<usize, NoHandover> {
-        let sent = self.ask_list(packets).await;
+        let sent = unless_silent(self.ask_list(packets)).await;
         let mut body = [0; DATAGRAM_MAX];
         loop {
             // Whoever is refused at its first word cannot say its second one, and is told why all the same.
-            let received = match packets.receive(&mut body).await {
+            let received = match unless_silent(packets.receive(&mut body)).await {
                 Ok(received) => received,
                 Err(error) => return Err(sent.err().unwrap_or(error).into()),
             };
@@ -385,7 +417,7 @@ impl HolderLink {
         let LinkState::Up(talk) = &mut self.state else {
             return;
         };
-        talk.push(match taken {
+        talk.push_change(match taken {
             Taken::Stored(name) => Saying::Store(name.clone()),
             Taken::Removed(name) => Saying::Remove(name.clone()),
             Taken::Asked | Taken::Odd | Taken::Full => return,
@@ -417,10 +449,13 @@ impl HolderLink {
             LinkState::Up(talk) => {
                 let answer = talk.receive();
                 answer.and_then(|answer| {
-                    if matches!(answer, None | Some(HoldAnswer::Holds(_))) {
-                        talk.send(table, self.daemon.as_ref())?;
+                    if !matches!(answer, None | Some(HoldAnswer::Holds(_))) {
+                        return Ok(answer);
                     }
-                    Ok(answer)
+                    let sent = talk.send(table, self.daemon.as_ref());
+                    // Whoever is refused is told why before it finds nobody there.
+                    sent.map(|()| answer)
+                        .or_else(|error| talk.refusal().map(Some).ok_or(error))
                 })
             }
         };
@@ -531,14 +566,26 @@ impl HolderLink {
         self.pause = (self.pause * 2).min(PAUSE_MAX);
     }
 
+    /// Tries a holder that is away once more, now; whether somebody is there.
+    pub fn is_there(&mut self, table: &Table) -> bool {
+        if let LinkState::Away { again_at } = &mut self.state {
+            *again_at = Instant::now();
+            self.turn(table);
+        }
+        matches!(self.state, LinkState::Up(_))
+    }
+
     /// The holder takes what it is given, as far as is known.
     pub fn is_well(&self) -> bool {
         matches!(self.state, LinkState::Up(_)) && !self.has_complained
     }
 
-    /// Waits until the holder has said that it has all, and says whether it has.
+    /// Waits until the holder has said that it has all, and says whether it has. What it said before does not count: it may hang since.
     pub async fn settle(&mut self, table: &Table, within: Duration) -> bool {
         let by = Instant::now() + within;
+        if let LinkState::Up(talk) = &mut self.state {
+            talk.ask_anew();
+        }
         while !matches!(&self.state, LinkState::Up(talk) if talk.is_agreed) {
             tokio::select! {
                 () = sleep_until(by) => return false,
@@ -547,6 +594,12 @@ impl HolderLink {
         }
         true
     }
+}
+
+/// What comes of it, unless the holder is silent for too long; however much it has, each part of it comes soon.
+async fn unless_silent<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let done = timeout(HOLDER_WAIT, work).await;
+    done.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
 fn other(what: String) -> io::Error {

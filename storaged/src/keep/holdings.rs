@@ -102,12 +102,12 @@ impl Holdings {
         self.link.as_ref().is_some_and(HolderLink::is_well)
     }
 
-    /// Waits until the holder has said that it has all, for some seconds at most. The daemon is not there any more.
+    /// Waits until the holder has said that it has all, for some seconds at most, if one is there. The daemon is not there any more.
     pub async fn hand_on(&mut self) -> AfterKeeper {
         let Some(link) = &mut self.link else {
             return AfterKeeper::Free;
         };
-        if link.settle(&self.table, LAST_WAIT).await {
+        if link.is_there(&self.table) && link.settle(&self.table, LAST_WAIT).await {
             AfterKeeper::Held
         } else {
             AfterKeeper::Unsure

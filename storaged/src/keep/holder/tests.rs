@@ -465,3 +465,56 @@ async fn a_holder_that_hangs_holds_nobody_up_and_has_all_in_the_end() {
     let expected: Vec<&str> = expected.iter().map(String::as_str).collect();
     holder.has(&expected).await;
 }
+
+/// What a holder said a while ago is no word for now.
+#[tokio::test]
+async fn a_holder_that_hangs_after_it_has_agreed_is_not_believed() {
+    let (_folder, path) = place();
+    let listener = listen_at(&path).unwrap();
+    let (mut link, mut table) = (HolderLink::to(path.clone()), Table::default());
+    let listing = async {
+        let packets = Packets::of(listener.accept().await.unwrap().0);
+        assert!(text(&packets).await.unwrap().starts_with("HOLDATTACH="));
+        assert_eq!(text(&packets).await.unwrap(), ToHolder::List.encode());
+        packets.send(&FromKeeper::End(0).encode()).await.unwrap();
+        packets
+    };
+    let (packets, taken_over) = tokio::join!(listing, link.take_over(&mut table));
+    taken_over.unwrap();
+    let counting = async {
+        assert_eq!(text(&packets).await.unwrap(), HoldOrder::Count.encode());
+        let none = HeldCount { held: 0, freed: 0 };
+        let answer = HoldAnswer::Holds(none).encode();
+        packets.send(&answer).await.unwrap();
+    };
+    let ((), is_settled) = tokio::join!(counting, link.settle(&table, PATIENCE));
+    assert!(is_settled);
+    assert!(!link.settle(&table, Duration::from_millis(300)).await);
+    assert_eq!(text(&packets).await.unwrap(), HoldOrder::Count.encode());
+}
+
+/// Else a holder would have had a table without its journal for a moment.
+#[tokio::test]
+async fn a_table_that_comes_anew_counts_with_what_has_changed_since() {
+    let (_folder, path) = place();
+    let listener = listen_at(&path).unwrap();
+    let (mut link, mut table) = (HolderLink::to(path.clone()), Table::default());
+    link.turn(&table);
+    let order = ToHolder::Store(name("journal-1"));
+    taken(&mut table, &mut link, &order, Some(&file(b"1")));
+    let listening = async {
+        let packets = Packets::of(listener.accept().await.unwrap().0);
+        let mut said = Vec::new();
+        for _ in 0..4 {
+            said.push(text(&packets).await.unwrap());
+        }
+        said
+    };
+    let said = tokio::select! {
+        said = listening => said,
+        _ = link.settle(&table, PATIENCE) => panic!("nobody has agreed"),
+    };
+    assert!(said[0].starts_with("HOLDATTACH="));
+    let (anew, count) = (HoldOrder::Anew.encode(), HoldOrder::Count.encode());
+    assert_eq!(said[1..], [anew, order.encode(), count]);
+}
