@@ -20,7 +20,7 @@ const KEEPER: &str = "storaged-keeper";
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The daemon ends at once, as for an upgrade, and its keeper with it, once the holder (`storaged run --holder`) has said that it has\nall of the memory; the next daemon finds it there. Without such a holder nobody ends, and the keeper's log says why.\nExit codes: 0 both have ended, 1 they have not."
+    after_help = "The daemon ends at once, as for an upgrade, and its keeper with it, once the holder (`storaged run --holder`) has said that it has\nall of the memory; the next daemon finds it there. Without such a holder nobody ends, and the keeper's log says why.\nA holder that does not confirm within 5 s costs a restart of the daemon: its keeper starts it again, with all of its memory.\nExit codes: 0 both have ended, 1 they have not."
 )]
 pub struct HandOverArgs {
     #[command(flatten)]
