@@ -170,6 +170,26 @@ fn what_was_stopped_in_order_is_there_until_an_operator_lets_go_of_it() -> Resul
     Ok(())
 }
 
+/// Neither the keeper nor a next pod mends a daemon that ends of what it finds.
+#[test]
+fn what_no_daemon_can_start_with_goes_at_an_operators_word() -> Result<()> {
+    let (system, holder, ..) = protected()?;
+    refused_twice(&system, &kept_journal(&system, 0)?)?;
+    wait("a daemon without that memory", || {
+        let released = holder.release()?;
+        ensure!(system.cluster.status(0).is_ok(), "{}", said(&released));
+        Ok(())
+    })?;
+    system.cluster.wait_for_links()?;
+    let log = fs::read_to_string(system.cluster.log(0))?;
+    ensure!(
+        log.contains("let go of everything, as the holder was told"),
+        "{log}"
+    );
+    system.restore(&[0, 1], 10, &shards(2, 10))?;
+    holder.wait_for_all(&system, 0)
+}
+
 fn open_to_all(path: &Path, mode: u32) -> Result<()> {
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(mode))?)
 }
