@@ -16,7 +16,7 @@ end=$(($(date +%s) + ${STORAGED_RESTART_WAIT_S:-600}))
 # later order to delete the pod gives less time.
 gone=
 # Memory is left to the holder only where the machine is known to stay. The container ends with its keeper, and this script with it.
-# Where nothing comes of it, as where no daemon listens or the holder is away, it is tried again from then on.
+# Where nothing comes of it, as where the daemon is still starting or the holder is away, it is tried again from then on.
 hand_at=0
 while true; do
     going=0

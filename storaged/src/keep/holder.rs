@@ -36,8 +36,8 @@ const GUEST_WAIT: Duration = Duration::from_secs(5);
 const TURN: usize = 64;
 /// When the system has no room for a datagram, or a descriptor, for a while.
 const RETRY: Duration = Duration::from_millis(10);
-/// An answer to whoever asks a holder to let go comes at once, or not at all.
-const RELEASE_WAIT: Duration = Duration::from_secs(10);
+/// An answer to who is no keeper comes at once, or not at all.
+const ANSWER_WAIT: Duration = Duration::from_secs(10);
 
 /// Holds descriptors for the keeper that connects there, until this process is told to end.
 ///
@@ -55,15 +55,32 @@ pub fn hold(socket: &Path) -> Result<(), KeepError> {
 /// # Errors
 /// [`KeepError::HolderTaken`] while a daemon is there, or another one if it does not answer.
 pub fn release(socket: &Path) -> Result<usize, KeepError> {
+    match ask(socket, HoldOrder::Release)? {
+        Some(HoldAnswer::Released(count)) => Ok(count),
+        Some(HoldAnswer::Busy(process)) => Err(KeepError::HolderTaken { process }),
+        Some(HoldAnswer::Stranger(user)) => Err(KeepError::HolderStranger { user }),
+        _ => Err(KeepError::Answer),
+    }
+}
+
+/// The process of the keeper that is attached to a holder, by the number that it has for itself.
+///
+/// # Errors
+/// [`KeepError`] if there is none, or the holder does not say.
+pub fn attached_keeper(socket: &Path) -> Result<u32, KeepError> {
+    match ask(socket, HoldOrder::Who)? {
+        Some(HoldAnswer::Busy(process)) => Ok(process),
+        Some(HoldAnswer::Stranger(user)) => Err(KeepError::HolderStranger { user }),
+        _ => Err(KeepError::Answer),
+    }
+}
+
+/// What the holder answers to whoever has no memory there.
+fn ask(socket: &Path, order: HoldOrder) -> Result<Option<HoldAnswer>, KeepError> {
     runtime()?.block_on(async {
-        let asked = tokio::time::timeout(RELEASE_WAIT, ask_release(socket)).await;
+        let asked = tokio::time::timeout(ANSWER_WAIT, ask_over(socket, order)).await;
         let answer = asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-        match answer.map_err(KeepError::io("asking the holder"))? {
-            Some(HoldAnswer::Released(count)) => Ok(count),
-            Some(HoldAnswer::Busy(process)) => Err(KeepError::HolderTaken { process }),
-            Some(HoldAnswer::Stranger(user)) => Err(KeepError::HolderStranger { user }),
-            _ => Err(KeepError::Answer),
-        }
+        answer.map_err(KeepError::io("asking the holder"))
     })
 }
 
@@ -75,10 +92,10 @@ fn runtime() -> Result<tokio::runtime::Runtime, KeepError> {
         .map_err(KeepError::io("starting the holder's runtime"))
 }
 
-async fn ask_release(socket: &Path) -> io::Result<Option<HoldAnswer>> {
+async fn ask_over(socket: &Path, order: HoldOrder) -> io::Result<Option<HoldAnswer>> {
     let packets = Packets::connect(socket)?;
     // A stranger is told before it has said anything: what cannot be sent then is no fault.
-    let sent = packets.send(&HoldOrder::Release.encode()).await;
+    let sent = packets.send(&order.encode()).await;
     let mut body = [0; DATAGRAM_MAX];
     match packets.receive(&mut body).await {
         Ok(Received::Whole { length, .. }) => Ok(HoldAnswer::decode(&body[..length])),
@@ -323,6 +340,10 @@ impl HeldMemory {
         match (HoldOrder::decode(body), descriptor) {
             (Some(HoldOrder::Attach(keeper)), None) => self.attach(connection, packets, keeper),
             (Some(HoldOrder::Release), None) => self.release(),
+            (Some(HoldOrder::Who), None) => {
+                let attached = self.attached.as_ref();
+                Reaction::Part(attached.map(|it| HoldAnswer::Busy(it.identity.process)))
+            }
             (Some(HoldOrder::Daemon(number)), Some(process)) => {
                 self.note_daemon(connection, number, process)
             }

@@ -267,6 +267,11 @@ async fn a_keeper_between_two_daemons_lets_go_with_its_holder() {
         tokio::task::spawn_blocking(move || release(&path))
     };
     let own = std::process::id();
+    let attached = tokio::task::spawn_blocking({
+        let path = path.clone();
+        move || attached_keeper(&path)
+    });
+    assert_eq!(attached.await.unwrap().unwrap(), own);
     let refused = ask().await.unwrap();
     daemon.kill().unwrap();
     daemon.wait().unwrap();
