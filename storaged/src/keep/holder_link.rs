@@ -55,6 +55,8 @@ pub struct HolderLink {
     has_complained: bool,
     /// The holder has let go of everything, while no daemon ran.
     has_let_go: bool,
+    /// Whose memory the holder has now, as it said when this keeper came back.
+    taken_by: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -315,6 +317,7 @@ impl HolderLink {
             pause: PAUSE_MIN,
             has_complained: false,
             has_let_go: false,
+            taken_by: None,
         }
     }
 
@@ -468,7 +471,11 @@ impl HolderLink {
     }
 
     fn connect(&mut self, table: &Table) -> io::Result<Option<HoldAnswer>> {
-        let mut talk = HolderTalk::over(Packets::connect(&self.path)?);
+        let connected = Packets::connect(&self.path);
+        if connected.is_err() {
+            self.taken_by = None;
+        }
+        let mut talk = HolderTalk::over(connected?);
         talk.push(Saying::Order(HoldOrder::Attach(self.identity)));
         talk.push_all(table);
         self.state = LinkState::Up(talk);
@@ -480,8 +487,12 @@ impl HolderLink {
             return Ok(());
         };
         let HeldCount { held, freed } = match answer {
-            HoldAnswer::Holds(count) => count,
+            HoldAnswer::Holds(count) => {
+                self.taken_by = None;
+                count
+            }
             HoldAnswer::Busy(process) => {
+                self.taken_by = Some(process);
                 return Err(other(format!("it holds for process {process}")));
             }
             HoldAnswer::Lacks(count) => {
@@ -533,6 +544,11 @@ impl HolderLink {
     /// Whether the holder has let go of everything while no daemon ran: said once.
     pub fn take_release(&mut self) -> bool {
         std::mem::take(&mut self.has_let_go)
+    }
+
+    /// The process for which the holder has memory now, if that is not this keeper's.
+    pub fn taken_by(&self) -> Option<u32> {
+        self.taken_by
     }
 
     /// Says all of the table, in place of what is held.

@@ -97,6 +97,11 @@ impl Holdings {
         tracing::warn!(descriptors, "let go of everything, as the holder was told");
     }
 
+    /// The process for which the holder has memory now, if another keeper has taken this one's place there.
+    pub fn taken_by(&self) -> Option<u32> {
+        self.link.as_ref().and_then(HolderLink::taken_by)
+    }
+
     /// There is a holder, and it takes what it is given, as far as is known.
     pub fn has_holder(&self) -> bool {
         self.link.as_ref().is_some_and(HolderLink::is_well)

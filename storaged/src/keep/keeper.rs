@@ -424,6 +424,10 @@ impl KeeperProcess {
                     Lull::HandOver if self.is_ending => return Ok(code_of(death.status)),
                     Lull::HandOver | Lull::Over => {}
                 }
+                // That one's daemon may have this memory too, and two would write over each other.
+                if let Some(process) = self.held.taken_by() {
+                    return Err(KeepError::HolderTaken { process });
+                }
                 match self.start() {
                     Ok(life) => break life,
                     // The binary may be about to be replaced.

@@ -498,6 +498,24 @@ async fn a_holder_that_hangs_after_it_has_agreed_is_not_believed() {
     assert_eq!(text(&packets).await.unwrap(), HoldOrder::Count.encode());
 }
 
+/// A keeper whose place another one has taken hears whose it is, and starts no daemon beside that one's.
+#[tokio::test]
+async fn who_comes_back_to_a_holder_that_is_taken_knows_it() {
+    let (_folder, path) = place();
+    let _holder = TestHolder::start(&path).await;
+    let other = attached(&path, 1).await;
+    assert_eq!(counted(&other).await, holds(0, 0));
+    let (mut link, table) = (HolderLink::to(path.clone()), Table::default());
+    let began = Instant::now();
+    while link.taken_by() != Some(7) {
+        assert!(began.elapsed() < PATIENCE, "it is not told");
+        for_a_while(&mut link, &table).await;
+    }
+    drop(other);
+    assert!(link.settle(&table, PATIENCE).await);
+    assert_eq!(link.taken_by(), None);
+}
+
 /// Else a holder would have had a table without its journal for a moment.
 #[tokio::test]
 async fn a_table_that_comes_anew_counts_with_what_has_changed_since() {
