@@ -16,7 +16,8 @@ end=$(($(date +%s) + ${STORAGED_RESTART_WAIT_S:-600}))
 # later order to delete the pod gives less time.
 gone=
 # Memory is left to the holder only where the machine is known to stay. The container ends with its keeper, and this script with it.
-handed=
+# Where nothing comes of it, as where the daemon is still starting or the holder is away, it is tried again from then on.
+hand_at=0
 while true; do
     going=0
     given=$(storaged going) || going=$?
@@ -29,8 +30,8 @@ while true; do
     if [ "$going" -eq 0 ]; then
         exec storaged drain --deadline "$deadline" "$@"
     fi
-    if [ -n "${STORAGED_HOLDER:-}" ] && [ -z "$handed" ] && storaged going --stays >/dev/null; then
-        handed=tried
+    if [ -n "${STORAGED_HOLDER:-}" ] && [ "$now" -ge "$hand_at" ] && storaged going --stays >/dev/null; then
+        hand_at=$((now + 30))
         limit=10
         if [ -n "$gone" ] && [ $((left / 2)) -lt "$limit" ]; then
             limit=$((left > 2 ? left / 2 : 1))

@@ -31,7 +31,9 @@ pub(crate) use handover::Handover;
 #[cfg(test)]
 pub(crate) use handover::tests::RecordingStore;
 pub use inherited::{Holding, Inherited};
-pub use journal::{JournalContents, JournalError, MemoryJournal, Records, read_journal};
+pub use journal::{
+    JournalContents, JournalError, MemoryJournal, Records, empty_journal, read_journal,
+};
 pub use parity_table::{CellName, ParityRow, ParityTable, ParityTableError};
 pub use store::SocketStore;
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use storaged::cluster::NodeMemory;
 
 use crate::system::{System, executable, memory_of, wait};
@@ -44,6 +45,15 @@ impl Holder {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
+    }
+
+    /// Sends it a signal. One that is stopped is killed all the same when this is dropped.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let process = Pid::from_raw(self.child.id().try_into()?).context("a process")?;
+        Ok(kill_process(process, signal)?)
     }
 
     /// Another one at the same path.

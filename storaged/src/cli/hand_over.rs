@@ -1,6 +1,7 @@
 //! `storaged hand-over`: the end of a daemon and its keeper that loses nothing, since a holder goes on with their memory. What a hook says before
 //! a pod is replaced (deploy/kubernetes/pre-stop.sh).
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,17 +15,21 @@ use tokio::net::UnixStream;
 
 use super::{CliError, SocketArgs};
 use crate::config::Span;
+use crate::keep::{HOLDER_VARIABLE, holder};
 
 /// As `ps` and /proc show it.
 const KEEPER: &str = "storaged-keeper";
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The daemon ends at once, as for an upgrade, and its keeper with it, once the holder (`storaged run --holder`) has said that it has\nall of the memory; the next daemon finds it there. Without such a holder nobody ends, and the keeper's log says why.\nExit codes: 0 both have ended, 1 they have not."
+    after_help = "The daemon ends at once, as for an upgrade, and its keeper with it, once the holder (`storaged run --holder`) has said that it has\nall of the memory; the next daemon finds it there. Without such a holder nobody ends, and the keeper's log says why.\nA holder that does not confirm within 5 s costs a restart of the daemon: its keeper starts it again, with all of its memory.\nExit codes: 0 both have ended, 1 they have not."
 )]
 pub struct HandOverArgs {
     #[command(flatten)]
     socket: SocketArgs,
+    /// Socket of the holder, which knows the keeper where no daemon listens, as between two starts
+    #[arg(long, env = HOLDER_VARIABLE, value_name = "PATH")]
+    holder: Option<OsString>,
     /// Longest wait for their end
     #[arg(long, default_value = "10s")]
     timeout: Span,
@@ -36,7 +41,7 @@ pub fn hand_over(args: &HandOverArgs) -> Result<(), CliError> {
         what: "finding the keeper of this node's daemon",
         source,
     };
-    let keeper = keeper_of(&args.socket.path()).map_err(failed)?;
+    let keeper = keeper_of(&args.socket.path(), args.holder.as_deref()).map_err(failed)?;
     let within = Duration::from_millis(args.timeout.as_ms());
     let ended = end(&keeper, within).map_err(|source| CliError::Io {
         what: "telling the keeper",
@@ -54,20 +59,40 @@ enum KeeperEnd {
     StillThere,
 }
 
-/// The process that runs the daemon which listens there.
-fn keeper_of(socket: &Path) -> io::Result<OwnedFd> {
-    let daemon = listener_of(socket)?;
-    let other = |what: String| io::Error::new(io::ErrorKind::NotFound, what);
-    let stat = fs::read_to_string(format!("/proc/{daemon}/stat"))?;
-    let parent = parent_in(&stat);
-    let parent = parent.ok_or_else(|| other(format!("expected a parent of {daemon}")))?;
-    let process = pidfd_open(parent, PidfdFlags::empty())?;
+/// The process that runs the daemon which listens there, or would run it where nobody does.
+fn keeper_of(socket: &Path, holder: Option<&OsStr>) -> io::Result<OwnedFd> {
+    match listener_of(socket) {
+        Ok(daemon) => {
+            let stat = fs::read_to_string(format!("/proc/{daemon}/stat"))?;
+            let parent = parent_in(&stat);
+            opened(parent.ok_or_else(|| other(format!("expected a parent of {daemon}")))?)
+        }
+        Err(error) => match holder.and_then(attached_to) {
+            Some(keeper) => opened(keeper),
+            None => Err(error),
+        },
+    }
+}
+
+/// Whose memory the holder has, if it says so.
+fn attached_to(path: &OsStr) -> Option<Pid> {
+    let process = holder::attached_keeper(Path::new(path)).ok()?;
+    Pid::from_raw(process.try_into().ok()?)
+}
+
+fn other(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, what)
+}
+
+/// A process, if it is a keeper.
+fn opened(keeper: Pid) -> io::Result<OwnedFd> {
+    let process = pidfd_open(keeper, PidfdFlags::empty())?;
     // Looked at once its number can be nobody else's.
-    let name = fs::read_to_string(format!("/proc/{}/comm", parent.as_raw_nonzero()))?;
+    let name = fs::read_to_string(format!("/proc/{}/comm", keeper.as_raw_nonzero()))?;
     if name.trim_end() != KEEPER {
         let name = name.trim_end();
         return Err(other(format!(
-            "expected a daemon below its keeper ({KEEPER}), got one below {name}"
+            "expected a daemon below its keeper ({KEEPER}), got {name}"
         )));
     }
     Ok(process)
@@ -125,7 +150,7 @@ mod tests {
         let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
         assert_eq!(listener_of(&path).unwrap(), own);
-        let refused = keeper_of(&path).unwrap_err();
+        let refused = keeper_of(&path, None).unwrap_err();
         assert!(
             refused.to_string().contains("below its keeper"),
             "{refused}"

@@ -16,7 +16,8 @@ pub struct HoldArgs {
     /// Where it listens
     #[arg(long, env = HOLDER_VARIABLE, default_value = HOLDER_SOCKET)]
     socket: PathBuf,
-    /// Have the holder that listens there let go of everything, instead; refused while a daemon or its keeper is there
+    /// Have the holder that listens there let go of everything, instead; refused while a daemon runs. A keeper that waits
+    /// to start its daemon again, as where that cannot read what is held, lets go of it too
     #[arg(long)]
     release: bool,
     /// How log lines look

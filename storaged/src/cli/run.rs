@@ -1,5 +1,6 @@
 //! `storaged run` and `storaged config`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -46,7 +47,7 @@ pub struct RunArgs {
     keep: Keep,
     /// Socket of the holder (`storaged hold`) that has what the keeper has, so that it outlives the keeper too, as when a pod is replaced
     #[arg(long, env = HOLDER_VARIABLE, value_name = "PATH")]
-    holder: Option<PathBuf>,
+    holder: Option<OsString>,
 }
 
 /// What a launcher knows of the node and a file that all nodes share does not.
@@ -86,6 +87,12 @@ pub struct ConfigArgs {
 }
 
 impl RunArgs {
+    /// An empty one, as a template leaves where there is none, is none.
+    fn holder(&self) -> Option<PathBuf> {
+        let holder = self.holder.clone().filter(|it| !it.is_empty());
+        holder.map(PathBuf::from)
+    }
+
     fn load(&self) -> Result<Config, CliError> {
         let mut config = match &self.config {
             Some(path) => ConfigFile::load(path)?,
@@ -101,13 +108,13 @@ impl RunArgs {
 
 /// Runs as the keeper of a daemon, or as the daemon.
 pub fn run(args: RunArgs) -> Result<ExitCode, CliError> {
-    if args.keep != Keep::Keeper && args.holder.is_some() {
+    if args.keep != Keep::Keeper && args.holder().is_some() {
         let what = "expected --keep keeper beside --holder (or STORAGED_HOLDER): who else keeps memory hands none on";
         return Err(CliError::Usage(what.into()));
     }
     if args.keep == Keep::Keeper && !keeper::is_kept() {
         log::start(args.log_format);
-        let code = keeper::keep(Program::of_this_process()?, args.holder)?;
+        let code = keeper::keep(Program::of_this_process()?, args.holder())?;
         return Ok(code.into());
     }
     // Before there are threads: each goes by what holds when it begins.

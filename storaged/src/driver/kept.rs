@@ -1,6 +1,7 @@
 //! What the daemon keeps for the one after it, and what it takes over from the one before: descriptors of slots and parity, and the
 //! journal that says what they hold.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -9,15 +10,22 @@ use storaged_wire::{KeptCheckpoint, KeptRecord, RecordName, decode, encode};
 
 use super::{Daemon, chain};
 use crate::keep::{
-    DescriptorStore, JournalError, KeptName, MemoryJournal, ParityTable, Records, read_journal,
+    DescriptorStore, JournalError, KeptName, MemoryJournal, ParityTable, Records, empty_journal,
+    read_journal,
 };
 use crate::memory::Memory;
 
 /// What the daemon before this one left, as far as its memory is here again.
 pub(super) struct Left {
     records: Vec<KeptRecord>,
-    /// Its journals, which this one's takes the place of.
-    journals: Vec<u64>,
+    /// Its journals, which this one's takes the place of, the newest last.
+    journals: Vec<LeftJournal>,
+}
+
+/// A journal of a daemon that has ended.
+struct LeftJournal {
+    number: u64,
+    file: File,
 }
 
 impl Left {
@@ -34,15 +42,16 @@ impl Left {
         let mut blocks = Vec::new();
         for (name, descriptor) in inherited {
             match name {
-                KeptName::Journal(number) => journals.push((number, descriptor)),
+                KeptName::Journal(number) => journals.push(LeftJournal {
+                    number,
+                    file: descriptor.into(),
+                }),
                 KeptName::Slot(_) | KeptName::Parity(_) => blocks.push((name, descriptor)),
             }
         }
         // Each is whole when it is handed over, and a newer one takes the place of the older.
-        journals.sort_by_key(|(number, _)| *number);
-        let numbers = journals.iter().map(|(number, _)| *number).collect();
-        let newest = journals.pop();
-        let found = newest.map(|(_, descriptor)| read_journal(descriptor));
+        journals.sort_by_key(|it| it.number);
+        let found = journals.last().map(|newest| read_journal(&newest.file));
         let contents = found.transpose()?.unwrap_or_default();
         for (name, error) in memory.adopt(blocks) {
             tracing::warn!(%name, error = chain(&error), "memory of an earlier daemon cannot be used");
@@ -53,10 +62,7 @@ impl Left {
         }
         let records = usable(memory, &contents.records);
         memory.drop_unclaimed();
-        Ok(Self {
-            records,
-            journals: numbers,
-        })
+        Ok(Self { records, journals })
     }
 }
 
@@ -127,7 +133,7 @@ impl Daemon {
     /// Goes on with what an earlier daemon left, and begins a journal of its own. Till that is whole the earlier one stays: were this
     /// daemon to end now, the next would begin where this one did.
     pub(super) fn take_over(&mut self, left: Left, store: &Arc<dyn DescriptorStore>) {
-        let number = left.journals.last().map_or(0, |last| last + 1);
+        let number = left.journals.last().map_or(0, |last| last.number + 1);
         self.journal = store
             .is_there()
             .then(|| MemoryJournal::new(store.clone(), number))
@@ -165,7 +171,9 @@ impl Daemon {
         if let Some(Err(error)) = published {
             self.stop_keeping(&error);
         }
-        for number in left.journals {
+        // From here on promises are written down elsewhere, or nowhere.
+        for LeftJournal { number, file } in left.journals {
+            empty_journal(&file);
             store.remove(KeptName::Journal(number));
         }
     }
@@ -222,7 +230,6 @@ fn not_kept(error: &JournalError) {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
     use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
 

@@ -36,8 +36,8 @@ const GUEST_WAIT: Duration = Duration::from_secs(5);
 const TURN: usize = 64;
 /// When the system has no room for a datagram, or a descriptor, for a while.
 const RETRY: Duration = Duration::from_millis(10);
-/// An answer to whoever asks a holder to let go comes at once, or not at all.
-const RELEASE_WAIT: Duration = Duration::from_secs(10);
+/// An answer to who is no keeper comes at once, or not at all.
+const ANSWER_WAIT: Duration = Duration::from_secs(10);
 
 /// Holds descriptors for the keeper that connects there, until this process is told to end.
 ///
@@ -55,15 +55,32 @@ pub fn hold(socket: &Path) -> Result<(), KeepError> {
 /// # Errors
 /// [`KeepError::HolderTaken`] while a daemon is there, or another one if it does not answer.
 pub fn release(socket: &Path) -> Result<usize, KeepError> {
+    match ask(socket, HoldOrder::Release)? {
+        Some(HoldAnswer::Released(count)) => Ok(count),
+        Some(HoldAnswer::Busy(process)) => Err(KeepError::HolderTaken { process }),
+        Some(HoldAnswer::Stranger(user)) => Err(KeepError::HolderStranger { user }),
+        _ => Err(KeepError::Answer),
+    }
+}
+
+/// The process of the keeper that is attached to a holder, by the number that it has for itself.
+///
+/// # Errors
+/// [`KeepError`] if there is none, or the holder does not say.
+pub fn attached_keeper(socket: &Path) -> Result<u32, KeepError> {
+    match ask(socket, HoldOrder::Who)? {
+        Some(HoldAnswer::Busy(process)) => Ok(process),
+        Some(HoldAnswer::Stranger(user)) => Err(KeepError::HolderStranger { user }),
+        _ => Err(KeepError::Answer),
+    }
+}
+
+/// What the holder answers to whoever has no memory there.
+fn ask(socket: &Path, order: HoldOrder) -> Result<Option<HoldAnswer>, KeepError> {
     runtime()?.block_on(async {
-        let asked = tokio::time::timeout(RELEASE_WAIT, ask_release(socket)).await;
+        let asked = tokio::time::timeout(ANSWER_WAIT, ask_over(socket, order)).await;
         let answer = asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-        match answer.map_err(KeepError::io("asking the holder"))? {
-            Some(HoldAnswer::Released(count)) => Ok(count),
-            Some(HoldAnswer::Busy(process)) => Err(KeepError::HolderTaken { process }),
-            Some(HoldAnswer::Stranger(user)) => Err(KeepError::HolderStranger { user }),
-            _ => Err(KeepError::Answer),
-        }
+        answer.map_err(KeepError::io("asking the holder"))
     })
 }
 
@@ -75,10 +92,10 @@ fn runtime() -> Result<tokio::runtime::Runtime, KeepError> {
         .map_err(KeepError::io("starting the holder's runtime"))
 }
 
-async fn ask_release(socket: &Path) -> io::Result<Option<HoldAnswer>> {
+async fn ask_over(socket: &Path, order: HoldOrder) -> io::Result<Option<HoldAnswer>> {
     let packets = Packets::connect(socket)?;
     // A stranger is told before it has said anything: what cannot be sent then is no fault.
-    let sent = packets.send(&HoldOrder::Release.encode()).await;
+    let sent = packets.send(&order.encode()).await;
     let mut body = [0; DATAGRAM_MAX];
     match packets.receive(&mut body).await {
         Ok(Received::Whole { length, .. }) => Ok(HoldAnswer::decode(&body[..length])),
@@ -108,11 +125,12 @@ async fn serve_all(path: &Path) -> Result<(), KeepError> {
     tokio::select! {
         _ = term.recv() => {}
         _ = int.recv() => {}
-        () = admit(listener, &held) => {}
+        () = admit(&listener, &held) => {}
     }
     drop(ignored);
-    // The next one makes it anew.
+    // The next one makes it anew, and may do so as soon as nobody listens here.
     let _ = fs::remove_file(path);
+    drop(listener);
     let descriptors = lock(&held).table.len();
     tracing::info!(descriptors, "ending: what nobody else holds is free");
     Ok(())
@@ -123,7 +141,7 @@ fn lock(held: &Mutex<HeldMemory>) -> MutexGuard<'_, HeldMemory> {
 }
 
 /// Lets in who may, for ever.
-async fn admit(listener: UnixListener, held: &Arc<Mutex<HeldMemory>>) {
+async fn admit(listener: &UnixListener, held: &Arc<Mutex<HeldMemory>>) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let own = geteuid().as_raw();
     let mut connection = 0;
@@ -136,7 +154,7 @@ async fn admit(listener: UnixListener, held: &Arc<Mutex<HeldMemory>>) {
         let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
             continue;
         };
-        let packets = Packets::of(socket);
+        let packets = Arc::new(Packets::of(socket));
         let Ok(user) = packets.peer() else { continue };
         if user != own && user != 0 {
             tracing::warn!(user, "another user was sent away");
@@ -156,7 +174,7 @@ async fn admit(listener: UnixListener, held: &Arc<Mutex<HeldMemory>>) {
 }
 
 /// Does what is said over a connection until its end.
-async fn serve(held: &Mutex<HeldMemory>, packets: &Packets, connection: ConnectionNumber) {
+async fn serve(held: &Mutex<HeldMemory>, packets: &Arc<Packets>, connection: ConnectionNumber) {
     let mut body = [0; DATAGRAM_MAX];
     let mut taken = 0;
     loop {
@@ -174,7 +192,7 @@ async fn serve(held: &Mutex<HeldMemory>, packets: &Packets, connection: Connecti
         let Ok(received) = received else { return };
         let reaction = match received {
             Received::Whole { length, descriptor } => {
-                lock(held).take(connection, &body[..length], descriptor)
+                lock(held).take(connection, packets, &body[..length], descriptor)
             }
             Received::Odd => lock(held).missed(connection),
         };
@@ -237,6 +255,8 @@ struct ConnectionNumber(u64);
 struct AttachedKeeper {
     connection: ConnectionNumber,
     identity: KeeperIdentity,
+    /// What it is told unasked goes here.
+    packets: Arc<Packets>,
     /// What comes anew, until it is whole.
     anew: Option<Table>,
     /// What was not taken since it was last told how much is held.
@@ -258,7 +278,8 @@ impl HeldDaemon {
             tv_nsec: 0,
         };
         let mut ended = [PollFd::new(&self.process, PollFlags::IN)];
-        poll(&mut ended, Some(&now)) == Ok(0)
+        // A poll that fails says nothing of an end.
+        !matches!(poll(&mut ended, Some(&now)), Ok(1..))
     }
 }
 
@@ -299,16 +320,30 @@ impl HeldMemory {
         attached.or_else(|| running.map(|it| it.number))
     }
 
+    /// Who would miss the memory: a daemon that runs, or a keeper that has started none yet. One whose daemon has ended does not: the next
+    /// start may end as that one did, of what is held.
+    fn needed_by(&self) -> Option<u32> {
+        let attached = self.attached.as_ref().map(|it| it.identity);
+        let ended = self.daemon.as_ref().filter(|it| !it.is_running());
+        let ended = ended.filter(|it| Some(it.keeper) == attached);
+        self.taken_by(None).filter(|_| ended.is_none())
+    }
+
     /// Does what a datagram says.
     fn take(
         &mut self,
         connection: ConnectionNumber,
+        packets: &Arc<Packets>,
         body: &[u8],
         descriptor: Option<OwnedFd>,
     ) -> Reaction {
         match (HoldOrder::decode(body), descriptor) {
-            (Some(HoldOrder::Attach(keeper)), None) => self.attach(connection, keeper),
+            (Some(HoldOrder::Attach(keeper)), None) => self.attach(connection, packets, keeper),
             (Some(HoldOrder::Release), None) => self.release(),
+            (Some(HoldOrder::Who), None) => {
+                let attached = self.attached.as_ref();
+                Reaction::Part(attached.map(|it| HoldAnswer::Busy(it.identity.process)))
+            }
             (Some(HoldOrder::Daemon(number)), Some(process)) => {
                 self.note_daemon(connection, number, process)
             }
@@ -319,7 +354,12 @@ impl HeldMemory {
         }
     }
 
-    fn attach(&mut self, connection: ConnectionNumber, identity: KeeperIdentity) -> Reaction {
+    fn attach(
+        &mut self,
+        connection: ConnectionNumber,
+        packets: &Arc<Packets>,
+        identity: KeeperIdentity,
+    ) -> Reaction {
         if let Some(process) = self.taken_by(Some(identity)) {
             return Reaction::Part(Some(HoldAnswer::Busy(process)));
         }
@@ -330,6 +370,7 @@ impl HeldMemory {
         self.attached = Some(AttachedKeeper {
             connection,
             identity,
+            packets: Arc::clone(packets),
             anew: None,
             missed: 0,
         });
@@ -337,14 +378,20 @@ impl HeldMemory {
     }
 
     fn release(&mut self) -> Reaction {
-        if let Some(process) = self.taken_by(None) {
+        if let Some(process) = self.needed_by() {
             return Reaction::Part(Some(HoldAnswer::Busy(process)));
         }
         let descriptors = self.table.len();
+        let answer = HoldAnswer::Released(descriptors);
+        if let Some(attached) = &self.attached
+            && attached.packets.try_send(&answer.encode(), None).is_err()
+        {
+            // It has everything too, and would say it anew.
+            return Reaction::Part(Some(HoldAnswer::Busy(attached.identity.process)));
+        }
         self.table = Table::default();
-        self.daemon = None;
         tracing::info!(descriptors, "let go of everything, as told");
-        Reaction::Part(Some(HoldAnswer::Released(descriptors)))
+        Reaction::Part(Some(answer))
     }
 
     /// The keeper of this connection, if that is attached.

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use storaged_arena::Received;
 use tokio::io::Interest;
@@ -52,6 +53,10 @@ pub struct HolderLink {
     pause: Duration,
     /// That the holder is away was said.
     has_complained: bool,
+    /// The holder has let go of everything, while no daemon ran.
+    has_let_go: bool,
+    /// Whose memory the holder has now, as it said when this keeper came back.
+    taken_by: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -64,6 +69,17 @@ enum LinkState {
 struct DaemonProcessId {
     number: u32,
     process: OwnedFd,
+}
+
+impl DaemonProcessId {
+    fn is_running(&self) -> bool {
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let mut ended = [PollFd::new(&self.process, PollFlags::IN)];
+        !matches!(poll(&mut ended, Some(&now)), Ok(1..))
+    }
 }
 
 /// What is to be said.
@@ -135,6 +151,28 @@ impl HolderTalk {
         self.outbox.push_back(saying);
     }
 
+    /// What has changed, before a count that waits to be said: a table that comes anew may lack what was removed since, as its journal, and
+    /// must not count before what took its place is there.
+    fn push_change(&mut self, change: Saying) {
+        let count = Saying::Order(HoldOrder::Count);
+        let is_counted = self.outbox.back() == Some(&count);
+        if is_counted {
+            self.outbox.pop_back();
+            self.counts = self.counts.saturating_sub(1);
+        }
+        self.push(change);
+        if is_counted {
+            self.push(count);
+        }
+    }
+
+    /// What is held is asked for once more.
+    fn ask_anew(&mut self) {
+        self.has_news = true;
+        self.is_agreed = false;
+        self.due = Instant::now() + SILENCE_MAX;
+    }
+
     /// All of the table, in place of what is held and of what waits to be said.
     fn push_all(&mut self, table: &Table) {
         let is_attach = |it: &&Saying| matches!(it, Saying::Order(HoldOrder::Attach(_)));
@@ -193,7 +231,10 @@ impl HolderTalk {
                     let answer = HoldAnswer::decode(&body[..length]);
                     let answer = answer.ok_or(io::ErrorKind::InvalidData)?;
                     self.due = Instant::now() + SILENCE_MAX;
-                    self.counts = self.counts.saturating_sub(1);
+                    // That one is told unasked.
+                    if !matches!(answer, HoldAnswer::Released(_)) {
+                        self.counts = self.counts.saturating_sub(1);
+                    }
                     last = Some(answer);
                     if !matches!(answer, HoldAnswer::Holds(_)) {
                         break;
@@ -205,6 +246,16 @@ impl HolderTalk {
             }
         }
         Ok(last)
+    }
+
+    /// Why the holder has closed, if it said so.
+    fn refusal(&self) -> Option<HoldAnswer> {
+        let mut body = [0; DATAGRAM_MAX];
+        let Ok(Received::Whole { length, .. }) = self.packets.last_word(&mut body) else {
+            return None;
+        };
+        let answer = HoldAnswer::decode(&body[..length]);
+        answer.filter(|it| matches!(it, HoldAnswer::Busy(_) | HoldAnswer::Stranger(_)))
     }
 
     /// Says what is to be said, as far as it goes without waiting.
@@ -265,6 +316,8 @@ impl HolderLink {
             daemon: None,
             pause: PAUSE_MIN,
             has_complained: false,
+            has_let_go: false,
+            taken_by: None,
         }
     }
 
@@ -303,18 +356,18 @@ impl HolderLink {
 
     async fn try_take_over(&mut self, table: &mut Table) -> Result<(), NoHandover> {
         let mut talk = HolderTalk::over(Packets::connect(&self.path)?);
-        let before = table.len();
-        let listed = timeout(HOLDER_WAIT, self.list(&talk.packets, table)).await;
-        let count =
-            listed.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))?;
-        let got = table.len();
+        // What an attempt that fails has got is not mixed with what the next one gets.
+        let mut listed = Table::default();
+        let count = self.list(&talk.packets, &mut listed).await?;
+        let got = listed.len();
         if count != got {
             tracing::warn!(count, got, "the holder's descriptors did not all arrive");
-            talk.push_all(table);
+            talk.push_all(&listed);
         }
-        if got > before {
+        if got > 0 {
             tracing::info!(descriptors = got, "took over what the holder has");
         }
+        *table = listed;
         self.state = LinkState::Up(talk);
         Ok(())
     }
@@ -327,11 +380,11 @@ impl HolderLink {
 
     /// What is held comes into the table; how much there was.
     async fn list(&self, packets: &Packets, table: &mut Table) -> Result<usize, NoHandover> {
-        let sent = self.ask_list(packets).await;
+        let sent = unless_silent(self.ask_list(packets)).await;
         let mut body = [0; DATAGRAM_MAX];
         loop {
             // Whoever is refused at its first word cannot say its second one, and is told why all the same.
-            let received = match packets.receive(&mut body).await {
+            let received = match unless_silent(packets.receive(&mut body)).await {
                 Ok(received) => received,
                 Err(error) => return Err(sent.err().unwrap_or(error).into()),
             };
@@ -367,7 +420,7 @@ impl HolderLink {
         let LinkState::Up(talk) = &mut self.state else {
             return;
         };
-        talk.push(match taken {
+        talk.push_change(match taken {
             Taken::Stored(name) => Saying::Store(name.clone()),
             Taken::Removed(name) => Saying::Remove(name.clone()),
             Taken::Asked | Taken::Odd | Taken::Full => return,
@@ -399,10 +452,13 @@ impl HolderLink {
             LinkState::Up(talk) => {
                 let answer = talk.receive();
                 answer.and_then(|answer| {
-                    if matches!(answer, None | Some(HoldAnswer::Holds(_))) {
-                        talk.send(table, self.daemon.as_ref())?;
+                    if !matches!(answer, None | Some(HoldAnswer::Holds(_))) {
+                        return Ok(answer);
                     }
-                    Ok(answer)
+                    let sent = talk.send(table, self.daemon.as_ref());
+                    // Whoever is refused is told why before it finds nobody there.
+                    sent.map(|()| answer)
+                        .or_else(|error| talk.refusal().map(Some).ok_or(error))
                 })
             }
         };
@@ -415,7 +471,11 @@ impl HolderLink {
     }
 
     fn connect(&mut self, table: &Table) -> io::Result<Option<HoldAnswer>> {
-        let mut talk = HolderTalk::over(Packets::connect(&self.path)?);
+        let connected = Packets::connect(&self.path);
+        if connected.is_err() {
+            self.taken_by = None;
+        }
+        let mut talk = HolderTalk::over(connected?);
         talk.push(Saying::Order(HoldOrder::Attach(self.identity)));
         talk.push_all(table);
         self.state = LinkState::Up(talk);
@@ -427,15 +487,22 @@ impl HolderLink {
             return Ok(());
         };
         let HeldCount { held, freed } = match answer {
-            HoldAnswer::Holds(count) => count,
+            HoldAnswer::Holds(count) => {
+                self.taken_by = None;
+                count
+            }
             HoldAnswer::Busy(process) => {
+                self.taken_by = Some(process);
                 return Err(other(format!("it holds for process {process}")));
             }
             HoldAnswer::Lacks(count) => {
                 return Err(other(format!("it did not take {count} descriptors")));
             }
             HoldAnswer::Stranger(user) => return Err(other(format!("it refuses user id {user}"))),
-            HoldAnswer::Released(_) => return Err(io::ErrorKind::InvalidData.into()),
+            HoldAnswer::Released(_) => {
+                self.heed_release(table);
+                return Ok(());
+            }
         };
         if freed > 0 {
             tracing::warn!(
@@ -456,6 +523,39 @@ impl HolderLink {
             tracing::info!(held, "the holder is back, and has everything");
         }
         Ok(())
+    }
+
+    /// A daemon that was started meanwhile has the memory, and the holder gets it again.
+    fn heed_release(&mut self, table: &Table) {
+        if self
+            .daemon
+            .as_ref()
+            .is_some_and(DaemonProcessId::is_running)
+        {
+            tracing::warn!(
+                "the holder was told to let go of everything, and a daemon has it: saying it anew"
+            );
+            self.say_all(table);
+        } else {
+            self.has_let_go = true;
+        }
+    }
+
+    /// Whether the holder has let go of everything while no daemon ran: said once.
+    pub fn take_release(&mut self) -> bool {
+        std::mem::take(&mut self.has_let_go)
+    }
+
+    /// The process for which the holder has memory now, if that is not this keeper's.
+    pub fn taken_by(&self) -> Option<u32> {
+        self.taken_by
+    }
+
+    /// Says all of the table, in place of what is held.
+    pub fn say_all(&mut self, table: &Table) {
+        if let LinkState::Up(talk) = &mut self.state {
+            talk.push_all(table);
+        }
     }
 
     fn complain_of_silence(&mut self) {
@@ -482,14 +582,26 @@ impl HolderLink {
         self.pause = (self.pause * 2).min(PAUSE_MAX);
     }
 
+    /// Tries a holder that is away once more, now; whether somebody is there.
+    pub fn is_there(&mut self, table: &Table) -> bool {
+        if let LinkState::Away { again_at } = &mut self.state {
+            *again_at = Instant::now();
+            self.turn(table);
+        }
+        matches!(self.state, LinkState::Up(_))
+    }
+
     /// The holder takes what it is given, as far as is known.
     pub fn is_well(&self) -> bool {
         matches!(self.state, LinkState::Up(_)) && !self.has_complained
     }
 
-    /// Waits until the holder has said that it has all, and says whether it has.
+    /// Waits until the holder has said that it has all, and says whether it has. What it said before does not count: it may hang since.
     pub async fn settle(&mut self, table: &Table, within: Duration) -> bool {
         let by = Instant::now() + within;
+        if let LinkState::Up(talk) = &mut self.state {
+            talk.ask_anew();
+        }
         while !matches!(&self.state, LinkState::Up(talk) if talk.is_agreed) {
             tokio::select! {
                 () = sleep_until(by) => return false,
@@ -498,6 +610,12 @@ impl HolderLink {
         }
         true
     }
+}
+
+/// What comes of it, unless the holder is silent for too long; however much it has, each part of it comes soon.
+async fn unless_silent<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let done = timeout(HOLDER_WAIT, work).await;
+    done.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
 fn other(what: String) -> io::Error {

@@ -85,17 +85,34 @@ impl Holdings {
         }
     }
 
+    /// Between two daemons: lets go of everything, if an operator had the holder do so. The next daemon begins without memory.
+    pub fn let_go_if_told(&mut self) {
+        let Some(link) = &mut self.link else { return };
+        if !link.take_release() {
+            return;
+        }
+        let descriptors = self.table.len();
+        self.table = Table::default();
+        link.say_all(&self.table);
+        tracing::warn!(descriptors, "let go of everything, as the holder was told");
+    }
+
+    /// The process for which the holder has memory now, if another keeper has taken this one's place there.
+    pub fn taken_by(&self) -> Option<u32> {
+        self.link.as_ref().and_then(HolderLink::taken_by)
+    }
+
     /// There is a holder, and it takes what it is given, as far as is known.
     pub fn has_holder(&self) -> bool {
         self.link.as_ref().is_some_and(HolderLink::is_well)
     }
 
-    /// Waits until the holder has said that it has all, for some seconds at most. The daemon is not there any more.
+    /// Waits until the holder has said that it has all, for some seconds at most, if one is there. The daemon is not there any more.
     pub async fn hand_on(&mut self) -> AfterKeeper {
         let Some(link) = &mut self.link else {
             return AfterKeeper::Free;
         };
-        if link.settle(&self.table, LAST_WAIT).await {
+        if link.is_there(&self.table) && link.settle(&self.table, LAST_WAIT).await {
             AfterKeeper::Held
         } else {
             AfterKeeper::Unsure

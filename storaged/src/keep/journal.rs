@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -47,7 +47,8 @@ pub enum JournalError {
     /// Another release wrote it.
     #[error(
         "the memory that was kept for this daemon is of layout {got}, and this release reads layout {VERSION}: start the release that \
-         wrote it, or stop whoever keeps it (the process of `storaged run`, or the systemd unit) to drop it"
+         wrote it, or have whoever keeps it let go of it (a holder: `storaged hold --release`; else stop the process of `storaged run`, or the systemd \
+         unit)"
     )]
     Version { got: u32 },
 }
@@ -167,6 +168,7 @@ impl MemoryJournal {
 
     /// Nobody holds it any more: what it says is out of date from now on.
     pub fn give_up(self) {
+        empty_journal(&self.file);
         self.store.remove(KeptName::Journal(self.number));
     }
 
@@ -207,6 +209,8 @@ impl MemoryJournal {
         }
         if self.held {
             fresh.publish()?;
+            // Nothing was promised since the two said the same.
+            empty_journal(&self.file);
             self.store.remove(KeptName::Journal(old));
         }
         *self = fresh;
@@ -221,6 +225,15 @@ fn empty_file() -> Result<File, JournalError> {
     file.write_all_at(&header, 0)
         .map_err(os("writing the journal"))?;
     Ok(file)
+}
+
+/// Takes all records from a journal that another one has taken the place of, whoever has it open. To remove it is not enough: its keeper may be
+/// killed before the one that comes after it has reached a holder, and the next daemon would believe it. Without records it frees what is
+/// held. Nobody maps a journal, and who reads it at that moment finds an end.
+pub fn empty_journal(file: &File) {
+    if let Err(error) = file.set_len(HEADER_BYTES) {
+        tracing::warn!(%error, "a journal that is out of date cannot be emptied");
+    }
 }
 
 fn append_to(file: &File, offset: u64, payload: &[u8]) -> Result<Extent, JournalError> {
@@ -240,8 +253,7 @@ fn append_to(file: &File, offset: u64, payload: &[u8]) -> Result<Extent, Journal
 ///
 /// # Errors
 /// Why it cannot be read at all. An entry that is not whole ends it, and is no error.
-pub fn read_journal(descriptor: OwnedFd) -> Result<JournalContents, JournalError> {
-    let file = File::from(descriptor);
+pub fn read_journal(file: &File) -> Result<JournalContents, JournalError> {
     let length = file.metadata().map_err(os("reading the journal"))?.len();
     let mut header = [0; HEADER_BYTES as usize];
     if length < HEADER_BYTES || file.read_exact_at(&mut header, 0).is_err() {
@@ -257,7 +269,7 @@ pub fn read_journal(descriptor: OwnedFd) -> Result<JournalContents, JournalError
     }
     let mut contents = JournalContents::default();
     let mut offset = HEADER_BYTES;
-    while let Some((payload, bytes)) = entry_at(&file, offset, length) {
+    while let Some((payload, bytes)) = entry_at(file, offset, length) {
         let Ok(Entry { name, record }) = parse(&payload) else {
             break;
         };
@@ -293,7 +305,7 @@ fn entry_at(file: &File, offset: u64, length: u64) -> Option<(Vec<u8>, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::BorrowedFd;
+    use std::os::fd::{BorrowedFd, OwnedFd};
     use std::sync::Mutex;
 
     use super::*;
@@ -310,7 +322,7 @@ mod tests {
         fn contents(&self) -> JournalContents {
             let held = self.0.lock().unwrap();
             let (_, last) = held.last_key_value().unwrap();
-            read_journal(last.try_clone().unwrap()).unwrap()
+            read_journal(&File::from(last.try_clone().unwrap())).unwrap()
         }
 
         fn file(&self) -> File {
@@ -382,8 +394,7 @@ mod tests {
             assert!(holder.contents().records.len() < 4);
         }
         file.set_len(4).unwrap();
-        let held = OwnedFd::from(file.try_clone().unwrap());
-        assert!(matches!(read_journal(held), Err(JournalError::Foreign)));
+        assert!(matches!(read_journal(&file), Err(JournalError::Foreign)));
     }
 
     /// What the first release has written is read by every later one that calls itself of the same version.
@@ -400,7 +411,7 @@ mod tests {
         assert_eq!(bytes, WRITTEN, "another layout needs another version");
         let kept = rustix::fs::memfd_create("journal", MemfdFlags::CLOEXEC).unwrap();
         assert_eq!(rustix::io::pwrite(&kept, WRITTEN, 0), Ok(WRITTEN.len()));
-        let contents = read_journal(kept).unwrap();
+        let contents = read_journal(&File::from(kept)).unwrap();
         assert_eq!(
             contents.records,
             Records::from([(name(1), b"other".to_vec())])
@@ -413,7 +424,7 @@ mod tests {
         let (holder, _journal) = started();
         let file = holder.file();
         file.write_all_at(&7u32.to_le_bytes(), 8).unwrap();
-        let refused = read_journal(OwnedFd::from(file));
+        let refused = read_journal(&file);
         assert!(matches!(refused, Err(JournalError::Version { got: 7 })));
     }
 
@@ -429,6 +440,24 @@ mod tests {
         let contents = holder.contents();
         assert_eq!(contents.records[&name(0)], vec![1; 100]);
         assert_eq!(contents.records[&name(1)], vec![99; 1 << 20]);
+    }
+
+    /// A holder may have it still, and not the one after it.
+    #[test]
+    fn a_journal_that_another_one_has_replaced_says_nothing_any_more() {
+        let (holder, mut journal) = started();
+        journal.put(&name(1), vec![1; 100]).unwrap();
+        let old = holder.file();
+        assert_eq!(read_journal(&old).unwrap().records.len(), 1);
+        journal.compact().unwrap();
+        let emptied = read_journal(&old).unwrap();
+        assert_eq!((emptied.records.len(), emptied.torn_bytes), (0, 0));
+        assert_eq!(holder.names(), [KeptName::Journal(2)]);
+        assert_eq!(holder.contents().records[&name(1)], vec![1; 100]);
+        let next = holder.file();
+        journal.give_up();
+        assert!(holder.names().is_empty());
+        assert_eq!(read_journal(&next).unwrap().records.len(), 0);
     }
 
     #[test]

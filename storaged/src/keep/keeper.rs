@@ -188,6 +188,8 @@ enum Lull {
     Over,
     /// The keeper was told to end.
     Cut,
+    /// It was told to leave everything to the holder, which takes it.
+    HandOver,
 }
 
 /// One life of the daemon.
@@ -416,8 +418,15 @@ impl KeeperProcess {
                 tracing::warn!(%how, descriptors, after = ?wait, "the daemon died and is started again");
             }
             life = loop {
-                if self.rest(wait).await == Lull::Cut {
-                    return Ok(code_of(death.status));
+                match self.rest(wait).await {
+                    Lull::Cut => return Ok(code_of(death.status)),
+                    Lull::HandOver if self.has_handed_over().await => return Ok(0),
+                    Lull::HandOver if self.is_ending => return Ok(code_of(death.status)),
+                    Lull::HandOver | Lull::Over => {}
+                }
+                // That one's daemon may have this memory too, and two would write over each other.
+                if let Some(process) = self.held.taken_by() {
+                    return Err(KeepError::HolderTaken { process });
                 }
                 match self.start() {
                     Ok(life) => break life,
@@ -434,7 +443,16 @@ impl KeeperProcess {
 
     /// The daemon has ended for that. Without a holder that has said that it has all, it is started again.
     async fn has_handed_over(&mut self) -> bool {
-        let after = self.held.hand_on().await;
+        let handing_on = self.held.hand_on();
+        tokio::pin!(handing_on);
+        let after = tokio::select! {
+            after = &mut handing_on => after,
+            // It ends in any case then, and the holder has its time all the same.
+            _ = self.signals.end() => {
+                self.is_ending = true;
+                handing_on.await
+            }
+        };
         if after != AfterKeeper::Held {
             tracing::warn!(
                 ?after,
@@ -460,17 +478,26 @@ impl KeeperProcess {
         }
     }
 
-    /// Waits before a start. Whoever ends the keeper meanwhile cuts it short; what else it is told is for a daemon that is not there.
+    /// Waits before a start. Whoever ends the keeper or has it hand over meanwhile cuts it short; what else it is told is for a daemon that is
+    /// not there.
     async fn rest(&mut self, wait: Duration) -> Lull {
         let over = tokio::time::sleep(wait);
         tokio::pin!(over);
         loop {
+            self.held.let_go_if_told();
             tokio::select! {
-                () = &mut over => return Lull::Over,
+                () = &mut over => {
+                    self.held.turn();
+                    self.held.let_go_if_told();
+                    return Lull::Over;
+                }
                 () = self.held.ready() => self.held.turn(),
                 told = self.signals.next() => {
                     if told == Signal::TERM || told == Signal::INT {
                         return Lull::Cut;
+                    }
+                    if told == Signal::USR1 && self.may_hand_over() {
+                        return Lull::HandOver;
                     }
                 }
             }
@@ -558,10 +585,17 @@ impl KeeperProcess {
         life.signal(told);
     }
 
+    fn may_hand_over(&self) -> bool {
+        let has_holder = self.held.has_holder();
+        if !has_holder {
+            tracing::warn!("not handed over: there is no holder that takes the memory");
+        }
+        has_holder
+    }
+
     /// Ends the daemon as an upgrade does, if somebody is there to whom this process can leave what it has.
     fn begin_to_hand_over(&mut self, life: &mut Life) {
-        if !self.held.has_holder() {
-            tracing::warn!("not handed over: there is no holder that takes the memory");
+        if !self.may_hand_over() {
             return;
         }
         tracing::info!("ending the daemon, to leave its memory to the holder");

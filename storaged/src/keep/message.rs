@@ -117,6 +117,7 @@ const DAEMON: &str = "HOLDDAEMON=";
 const ANEW: &str = "HOLDANEW=1";
 const COUNT: &str = "HOLDCOUNT=1";
 const RELEASE: &str = "HOLDRELEASE=1";
+const WHO: &str = "HOLDWHO=1";
 const BUSY: &str = "HOLDBUSY=";
 const HOLDS: &str = "HOLDS=";
 const LACKS: &str = "HOLDLACKS=";
@@ -143,8 +144,10 @@ pub enum HoldOrder {
     Anew,
     /// Say how much is held.
     Count,
-    /// Let go of everything, if that is nobody's.
+    /// Let go of everything, if no daemon runs that has it.
     Release,
+    /// Say which keeper is attached, as if it were in the way.
+    Who,
 }
 
 impl HoldOrder {
@@ -156,6 +159,7 @@ impl HoldOrder {
             Self::Anew => ANEW.into(),
             Self::Count => COUNT.into(),
             Self::Release => RELEASE.into(),
+            Self::Who => WHO.into(),
         }
     }
 
@@ -170,7 +174,7 @@ impl HoldOrder {
         if let Some(process) = text.strip_prefix(DAEMON) {
             return Some(Self::Daemon(process.parse().ok()?));
         }
-        let plain = [Self::Anew, Self::Count, Self::Release];
+        let plain = [Self::Anew, Self::Count, Self::Release, Self::Who];
         plain.into_iter().find(|order| order.encode() == text)
     }
 }
@@ -184,7 +188,7 @@ pub enum HoldAnswer {
     Holds(HeldCount),
     /// So many of what came it did not take.
     Lacks(usize),
-    /// It let go of so many.
+    /// It let go of so many. The keeper that is attached hears it too, and does so if its daemon does not run.
     Released(usize),
     /// No: this user id is not its own.
     Stranger(u32),
@@ -247,6 +251,7 @@ mod tests {
             HoldOrder::Anew,
             HoldOrder::Count,
             HoldOrder::Release,
+            HoldOrder::Who,
         ] {
             let body = order.encode();
             assert!(body.len() <= DATAGRAM_MAX);

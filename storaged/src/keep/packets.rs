@@ -91,6 +91,19 @@ impl Packets {
         }
     }
 
+    /// What the other end said before it closed, also where the runtime has not noticed it yet.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn last_word(&self, body: &mut [u8]) -> io::Result<Received> {
+        match recv_datagram(&self.socket, body) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                recv_datagram(&self.socket, body)
+            }
+            received => received,
+        }
+    }
+
     /// Sends without waiting.
     ///
     /// # Errors

@@ -29,9 +29,18 @@ fn others_encoded(system: &System) -> Result<u64> {
     Ok(others.sum::<Result<u64, _>>()?)
 }
 
+/// How often a daemon of the first node has said that it took memory over.
+fn takeovers(system: &System) -> Result<usize> {
+    let log = fs::read_to_string(system.cluster.log(0))?;
+    Ok(log
+        .matches("took over the memory of an earlier daemon")
+        .count())
+}
+
 /// The next pod of the first node serves what the one before it had, and nobody sends anything.
 fn next_pod_has_all(system: &mut System, step: u64) -> Result<()> {
     let before = others_encoded(system)?;
+    let taken_before = takeovers(system)?;
     system.cluster.start(0)?;
     system.cluster.wait_for_links()?;
     let rungs = system.restore(&[0, 1], step, &shards(2, step))?;
@@ -40,8 +49,8 @@ fn next_pod_has_all(system: &mut System, step: u64) -> Result<()> {
     std::thread::sleep(Duration::from_secs(1));
     ensure!(others_encoded(system)? == before, "blocks were sent again");
     let log = fs::read_to_string(system.cluster.log(0))?;
-    let took_over = log.matches("took over the memory of an earlier daemon");
-    ensure!(took_over.count() > 0 && !log.contains("is lost"), "{log}");
+    ensure!(takeovers(system)? > taken_before, "{log}");
+    ensure!(!log.contains("is lost"), "{log}");
     Ok(())
 }
 
@@ -177,10 +186,28 @@ fn what_was_stopped_in_order_is_there_until_an_operator_lets_go_of_it() -> Resul
     ensure!(holder.held()? == 0, "it is not free");
     system.cluster.start(0)?;
     system.cluster.wait_for_links()?;
-    let log = fs::read_to_string(system.cluster.log(0))?;
-    let took_over = log.matches("took over the memory of an earlier daemon");
-    ensure!(took_over.count() == 1, "{log}");
+    ensure!(takeovers(&system)? == 1, "not one takeover");
     Ok(())
+}
+
+/// Neither the keeper nor a next pod mends a daemon that ends of what it finds.
+#[test]
+fn what_no_daemon_can_start_with_goes_at_an_operators_word() -> Result<()> {
+    let (system, holder, ..) = protected()?;
+    refused_twice(&system, &kept_journal(&system, 0)?)?;
+    wait("a daemon without that memory", || {
+        let released = holder.release()?;
+        ensure!(system.cluster.status(0).is_ok(), "{}", said(&released));
+        Ok(())
+    })?;
+    system.cluster.wait_for_links()?;
+    let log = fs::read_to_string(system.cluster.log(0))?;
+    ensure!(
+        log.contains("let go of everything, as the holder was told"),
+        "{log}"
+    );
+    system.restore(&[0, 1], 10, &shards(2, 10))?;
+    holder.wait_for_all(&system, 0)
 }
 
 fn open_to_all(path: &Path, mode: u32) -> Result<()> {

@@ -1,5 +1,6 @@
 //! The end of a pod whose node has a holder: nothing is waited for, and the next pod has everything.
 
+use rustix::process::Signal;
 use storaged_tests::holder::Holder;
 
 use super::*;
@@ -40,6 +41,32 @@ fn a_pod_whose_memory_a_holder_has_ends_at_once_where_the_machine_stays() -> Res
     let rungs = system.restore(&[0, 1], 1, &shards(2, 1))?;
     ensure!(rungs == [Rung::OwnRam, Rung::OwnRam], "{rungs:?}");
     Ok(())
+}
+
+/// It has agreed before, and nobody knows what it has taken since.
+#[test]
+fn a_holder_that_hangs_is_left_nothing() -> Result<()> {
+    let (system, holder) = held_beside_a_loss()?;
+    let daemon = system.cluster.daemon_below(0);
+    holder.signal(Signal::STOP)?;
+    let over = Command::new(executable())
+        .args(["hand-over", "--timeout", "9s"])
+        .env(
+            "STORAGED_SOCKET",
+            system.cluster.socket(0).with_file_name("admin.sock"),
+        )
+        .output()?;
+    let said = String::from_utf8_lossy(&over.stderr);
+    ensure!(over.status.code() == Some(1), "{}: {said}", over.status);
+    system.cluster.wait_for_peers(0, 1)?;
+    ensure!(
+        system.cluster.daemon_below(0) != daemon,
+        "it was started again"
+    );
+    let log = std::fs::read_to_string(system.cluster.log(0))?;
+    ensure!(log.contains("not handed over"), "{log}");
+    holder.signal(Signal::CONT)?;
+    holder.wait_for_all(&system, 0)
 }
 
 #[test]

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::keep::holder_link::HolderLink;
+use crate::keep::holdings::{AfterKeeper, Holdings};
 use crate::keep::message::ToHolder;
 use crate::keep::packets::tests::text;
 
@@ -47,7 +48,7 @@ impl TestHolder {
             tokio::time::sleep(RETRY).await;
         };
         let memory = Arc::clone(&held);
-        runtime.spawn(async move { admit(listener, &memory).await });
+        runtime.spawn(async move { admit(&listener, &memory).await });
         Self {
             runtime: Some(runtime),
             held,
@@ -246,6 +247,51 @@ async fn nobody_else_is_let_in_while_a_daemon_runs() {
     assert_eq!(holder.names(), Vec::<String>::new());
 }
 
+/// A daemon that ends of what is held would do so for ever.
+#[tokio::test]
+async fn a_keeper_between_two_daemons_lets_go_with_its_holder() {
+    let (_folder, path) = place();
+    let holder = TestHolder::start(&path).await;
+    let mut daemon = std::process::Command::new("sleep")
+        .arg("60")
+        .spawn()
+        .unwrap();
+    let mut held = Holdings::with_holder(Some(path.clone()));
+    held.take_over().await.unwrap();
+    held.daemon_is(Some(daemon.id()));
+    let body = ToHolder::Store(name("slot-1")).encode();
+    held.take(body.as_bytes(), Some(file(b"1").into()));
+    assert_eq!(held.hand_on().await, AfterKeeper::Held);
+    let ask = || {
+        let path = path.clone();
+        tokio::task::spawn_blocking(move || release(&path))
+    };
+    let own = std::process::id();
+    let attached = tokio::task::spawn_blocking({
+        let path = path.clone();
+        move || attached_keeper(&path)
+    });
+    assert_eq!(attached.await.unwrap().unwrap(), own);
+    let refused = ask().await.unwrap();
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    assert!(
+        matches!(refused, Err(KeepError::HolderTaken { process }) if process == own),
+        "{refused:?}"
+    );
+    assert_eq!(holder.names(), ["slot-1"]);
+    assert_eq!(ask().await.unwrap().unwrap(), 1);
+    let began = Instant::now();
+    while held.table().len() > 0 {
+        assert!(began.elapsed() < PATIENCE, "the keeper has it still");
+        let _ = tokio::time::timeout(RETRY, held.ready()).await;
+        held.turn();
+        held.let_go_if_told();
+    }
+    assert_eq!(held.hand_on().await, AfterKeeper::Held);
+    assert_eq!(holder.names(), Vec::<String>::new());
+}
+
 #[tokio::test]
 async fn what_comes_anew_counts_once_it_is_whole() {
     let (_folder, path) = place();
@@ -423,4 +469,75 @@ async fn a_holder_that_hangs_holds_nobody_up_and_has_all_in_the_end() {
     let expected: Vec<String> = table.names().map(|name| name.to_string()).collect();
     let expected: Vec<&str> = expected.iter().map(String::as_str).collect();
     holder.has(&expected).await;
+}
+
+/// What a holder said a while ago is no word for now.
+#[tokio::test]
+async fn a_holder_that_hangs_after_it_has_agreed_is_not_believed() {
+    let (_folder, path) = place();
+    let listener = listen_at(&path).unwrap();
+    let (mut link, mut table) = (HolderLink::to(path.clone()), Table::default());
+    let listing = async {
+        let packets = Packets::of(listener.accept().await.unwrap().0);
+        assert!(text(&packets).await.unwrap().starts_with("HOLDATTACH="));
+        assert_eq!(text(&packets).await.unwrap(), ToHolder::List.encode());
+        packets.send(&FromKeeper::End(0).encode()).await.unwrap();
+        packets
+    };
+    let (packets, taken_over) = tokio::join!(listing, link.take_over(&mut table));
+    taken_over.unwrap();
+    let counting = async {
+        assert_eq!(text(&packets).await.unwrap(), HoldOrder::Count.encode());
+        let none = HeldCount { held: 0, freed: 0 };
+        let answer = HoldAnswer::Holds(none).encode();
+        packets.send(&answer).await.unwrap();
+    };
+    let ((), is_settled) = tokio::join!(counting, link.settle(&table, PATIENCE));
+    assert!(is_settled);
+    assert!(!link.settle(&table, Duration::from_millis(300)).await);
+    assert_eq!(text(&packets).await.unwrap(), HoldOrder::Count.encode());
+}
+
+/// A keeper whose place another one has taken hears whose it is, and starts no daemon beside that one's.
+#[tokio::test]
+async fn who_comes_back_to_a_holder_that_is_taken_knows_it() {
+    let (_folder, path) = place();
+    let _holder = TestHolder::start(&path).await;
+    let other = attached(&path, 1).await;
+    assert_eq!(counted(&other).await, holds(0, 0));
+    let (mut link, table) = (HolderLink::to(path.clone()), Table::default());
+    let began = Instant::now();
+    while link.taken_by() != Some(7) {
+        assert!(began.elapsed() < PATIENCE, "it is not told");
+        for_a_while(&mut link, &table).await;
+    }
+    drop(other);
+    assert!(link.settle(&table, PATIENCE).await);
+    assert_eq!(link.taken_by(), None);
+}
+
+/// Else a holder would have had a table without its journal for a moment.
+#[tokio::test]
+async fn a_table_that_comes_anew_counts_with_what_has_changed_since() {
+    let (_folder, path) = place();
+    let listener = listen_at(&path).unwrap();
+    let (mut link, mut table) = (HolderLink::to(path.clone()), Table::default());
+    link.turn(&table);
+    let order = ToHolder::Store(name("journal-1"));
+    taken(&mut table, &mut link, &order, Some(&file(b"1")));
+    let listening = async {
+        let packets = Packets::of(listener.accept().await.unwrap().0);
+        let mut said = Vec::new();
+        for _ in 0..4 {
+            said.push(text(&packets).await.unwrap());
+        }
+        said
+    };
+    let said = tokio::select! {
+        said = listening => said,
+        _ = link.settle(&table, PATIENCE) => panic!("nobody has agreed"),
+    };
+    assert!(said[0].starts_with("HOLDATTACH="));
+    let (anew, count) = (HoldOrder::Anew.encode(), HoldOrder::Count.encode());
+    assert_eq!(said[1..], [anew, order.encode(), count]);
 }
