@@ -47,7 +47,7 @@ const TURN: usize = 64;
 pub struct HolderLink {
     path: PathBuf,
     identity: KeeperIdentity,
-    state: LinkState,
+    state: HolderState,
     /// The daemon that runs, or ran last.
     daemon: Option<DaemonProcessId>,
     pause: Duration,
@@ -60,7 +60,7 @@ pub struct HolderLink {
 }
 
 #[derive(Debug)]
-enum LinkState {
+enum HolderState {
     Away { again_at: Instant },
     Up(HolderTalk),
 }
@@ -310,7 +310,7 @@ impl HolderLink {
                 process: std::process::id(),
                 mark: rand::random(),
             },
-            state: LinkState::Away {
+            state: HolderState::Away {
                 again_at: Instant::now(),
             },
             daemon: None,
@@ -368,7 +368,7 @@ impl HolderLink {
             tracing::info!(descriptors = got, "took over what the holder has");
         }
         *table = listed;
-        self.state = LinkState::Up(talk);
+        self.state = HolderState::Up(talk);
         Ok(())
     }
 
@@ -410,14 +410,14 @@ impl HolderLink {
         };
         let number = pid.as_raw_nonzero().get().unsigned_abs();
         self.daemon = Some(DaemonProcessId { number, process });
-        if let LinkState::Up(talk) = &mut self.state {
+        if let HolderState::Up(talk) = &mut self.state {
             talk.push(Saying::Daemon);
         }
     }
 
     /// Hands on what has become of the table.
     pub fn note(&mut self, taken: &Taken, table: &Table) {
-        let LinkState::Up(talk) = &mut self.state else {
+        let HolderState::Up(talk) = &mut self.state else {
             return;
         };
         talk.push_change(match taken {
@@ -433,23 +433,23 @@ impl HolderLink {
     /// Returns when [`Self::turn`] has something to do.
     pub async fn ready(&self) {
         match &self.state {
-            LinkState::Away { again_at } => sleep_until(*again_at).await,
-            LinkState::Up(talk) if talk.waits() && !self.has_complained => {
+            HolderState::Away { again_at } => sleep_until(*again_at).await,
+            HolderState::Up(talk) if talk.waits() && !self.has_complained => {
                 tokio::select! {
                     () = talk.ready() => {}
                     () = sleep_until(talk.due) => {}
                 }
             }
-            LinkState::Up(talk) => talk.ready().await,
+            HolderState::Up(talk) => talk.ready().await,
         }
     }
 
     /// Does what goes without waiting.
     pub fn turn(&mut self, table: &Table) {
         let talked = match &mut self.state {
-            LinkState::Away { again_at } if Instant::now() < *again_at => return,
-            LinkState::Away { .. } => self.connect(table),
-            LinkState::Up(talk) => {
+            HolderState::Away { again_at } if Instant::now() < *again_at => return,
+            HolderState::Away { .. } => self.connect(table),
+            HolderState::Up(talk) => {
                 let answer = talk.receive();
                 answer.and_then(|answer| {
                     if !matches!(answer, None | Some(HoldAnswer::Holds(_))) {
@@ -478,12 +478,12 @@ impl HolderLink {
         let mut talk = HolderTalk::over(connected?);
         talk.push(Saying::Order(HoldOrder::Attach(self.identity)));
         talk.push_all(table);
-        self.state = LinkState::Up(talk);
+        self.state = HolderState::Up(talk);
         Ok(None)
     }
 
     fn heed(&mut self, answer: HoldAnswer, table: &Table) -> io::Result<()> {
-        let LinkState::Up(talk) = &mut self.state else {
+        let HolderState::Up(talk) = &mut self.state else {
             return Ok(());
         };
         let HeldCount { held, freed } = match answer {
@@ -553,13 +553,13 @@ impl HolderLink {
 
     /// Says all of the table, in place of what is held.
     pub fn say_all(&mut self, table: &Table) {
-        if let LinkState::Up(talk) = &mut self.state {
+        if let HolderState::Up(talk) = &mut self.state {
             talk.push_all(table);
         }
     }
 
     fn complain_of_silence(&mut self) {
-        let LinkState::Up(talk) = &self.state else {
+        let HolderState::Up(talk) = &self.state else {
             return;
         };
         if talk.waits() && Instant::now() >= talk.due {
@@ -576,7 +576,7 @@ impl HolderLink {
 
     fn lose(&mut self, error: &io::Error) {
         self.complain(error);
-        self.state = LinkState::Away {
+        self.state = HolderState::Away {
             again_at: Instant::now() + self.pause,
         };
         self.pause = (self.pause * 2).min(PAUSE_MAX);
@@ -584,25 +584,25 @@ impl HolderLink {
 
     /// Tries a holder that is away once more, now; whether somebody is there.
     pub fn is_there(&mut self, table: &Table) -> bool {
-        if let LinkState::Away { again_at } = &mut self.state {
+        if let HolderState::Away { again_at } = &mut self.state {
             *again_at = Instant::now();
             self.turn(table);
         }
-        matches!(self.state, LinkState::Up(_))
+        matches!(self.state, HolderState::Up(_))
     }
 
     /// The holder takes what it is given, as far as is known.
     pub fn is_well(&self) -> bool {
-        matches!(self.state, LinkState::Up(_)) && !self.has_complained
+        matches!(self.state, HolderState::Up(_)) && !self.has_complained
     }
 
     /// Waits until the holder has said that it has all, and says whether it has. What it said before does not count: it may hang since.
     pub async fn settle(&mut self, table: &Table, within: Duration) -> bool {
         let by = Instant::now() + within;
-        if let LinkState::Up(talk) = &mut self.state {
+        if let HolderState::Up(talk) = &mut self.state {
             talk.ask_anew();
         }
-        while !matches!(&self.state, LinkState::Up(talk) if talk.is_agreed) {
+        while !matches!(&self.state, HolderState::Up(talk) if talk.is_agreed) {
             tokio::select! {
                 () = sleep_until(by) => return false,
                 () = self.ready() => self.turn(table),
