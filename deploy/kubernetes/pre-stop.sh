@@ -30,7 +30,12 @@ while true; do
     if [ "$going" -eq 0 ]; then
         exec storaged drain --deadline "$deadline" "$@"
     fi
-    if [ -n "${STORAGED_HOLDER:-}" ] && [ "$now" -ge "$hand_at" ] && storaged going --stays >/dev/null; then
+    may_hand=$((now >= hand_at))
+    # Another try takes up to ten seconds, which must not be the drain's.
+    if [ "$hand_at" -gt 0 ] && [ -n "$gone" ] && [ $((left - 10)) -lt "${STORAGED_LEAVE_S:-20}" ]; then
+        may_hand=0
+    fi
+    if [ -n "${STORAGED_HOLDER:-}" ] && [ "$may_hand" -eq 1 ] && storaged going --stays >/dev/null; then
         hand_at=$((now + 30))
         limit=10
         if [ -n "$gone" ] && [ $((left / 2)) -lt "$limit" ]; then

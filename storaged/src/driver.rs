@@ -265,7 +265,7 @@ impl Daemon {
             to_stage,
         };
         daemon.show_members();
-        daemon.take_over(left, &env.descriptors);
+        daemon.take_over(left, &env.descriptors)?;
         Ok(daemon)
     }
 

@@ -132,7 +132,14 @@ fn with_memory(memory: &Memory, records: &Records, mut kept: KeptCheckpoint) -> 
 impl Daemon {
     /// Goes on with what an earlier daemon left, and begins a journal of its own. Till that is whole the earlier one stays: were this
     /// daemon to end now, the next would begin where this one did.
-    pub(super) fn take_over(&mut self, left: Left, store: &Arc<dyn DescriptorStore>) {
+    ///
+    /// # Errors
+    /// [`JournalError`] if its keeper is gone. Nothing is let go then: a holder may have it for the next one, and this one is about to end.
+    pub(super) fn take_over(
+        &mut self,
+        left: Left,
+        store: &Arc<dyn DescriptorStore>,
+    ) -> Result<(), JournalError> {
         let number = left.journals.last().map_or(0, |last| last.number + 1);
         self.journal = store
             .is_there()
@@ -168,14 +175,17 @@ impl Daemon {
             }
         }
         let published = self.journal.as_mut().map(MemoryJournal::publish);
-        if let Some(Err(error)) = published {
-            self.stop_keeping(&error);
+        match published {
+            Some(Err(error)) if error.is_of_nobody() => return Err(error),
+            Some(Err(error)) => self.stop_keeping(&error),
+            Some(Ok(())) | None => {}
         }
         // From here on promises are written down elsewhere, or nowhere.
         for LeftJournal { number, file } in left.journals {
             empty_journal(&file);
             store.remove(KeptName::Journal(number));
         }
+        Ok(())
     }
 
     /// Writes a record, of a checkpoint with the places of its parity.

@@ -26,6 +26,8 @@ use super::table::{Table, Taken};
 
 /// A holder that does not answer is waited for so long before a daemon is started without what it has.
 const HOLDER_WAIT: Duration = Duration::from_secs(10);
+/// A holder says within this time whether another keeper has taken this one's place.
+const TAKEN_WAIT: Duration = Duration::from_secs(3);
 /// A daemon that still has the memory ends within this time: its pod is being replaced.
 const TURN_WAIT: Duration = Duration::from_secs(30);
 /// Between two looks meanwhile.
@@ -55,6 +57,8 @@ pub struct HolderLink {
     has_complained: bool,
     /// The holder has let go of everything, while no daemon ran.
     has_let_go: bool,
+    /// A daemon was started of which the system gave no descriptor: nobody can tell whether it runs.
+    runs_unseen: bool,
     /// Whose memory the holder has now, as it said when this keeper came back.
     taken_by: Option<u32>,
 }
@@ -114,6 +118,8 @@ struct HolderTalk {
 enum NoHandover {
     /// It is not there, or says something else.
     Away(io::Error),
+    /// It broke off while it gave.
+    Broken(io::Error),
     /// It holds for another daemon.
     Busy(u32),
 }
@@ -317,6 +323,7 @@ impl HolderLink {
             pause: PAUSE_MIN,
             has_complained: false,
             has_let_go: false,
+            runs_unseen: false,
             taken_by: None,
         }
     }
@@ -340,6 +347,14 @@ impl HolderLink {
                     away_since = Instant::now();
                     format!("it holds for process {process}")
                 }
+                Err(NoHandover::Broken(error)) if began.elapsed() < TURN_WAIT => {
+                    away_since = Instant::now();
+                    error.to_string()
+                }
+                Err(NoHandover::Broken(error)) => {
+                    self.lose(&error);
+                    return Ok(());
+                }
                 Err(NoHandover::Away(error)) if away_since.elapsed() >= HOLDER_WAIT => {
                     self.lose(&error);
                     return Ok(());
@@ -358,7 +373,12 @@ impl HolderLink {
         let mut talk = HolderTalk::over(Packets::connect(&self.path)?);
         // What an attempt that fails has got is not mixed with what the next one gets.
         let mut listed = Table::default();
-        let count = self.list(&talk.packets, &mut listed).await?;
+        let count = match self.list(&talk.packets, &mut listed).await {
+            Err(NoHandover::Away(error)) if listed.len() > 0 => {
+                return Err(NoHandover::Broken(error));
+            }
+            count => count?,
+        };
         let got = listed.len();
         if count != got {
             tracing::warn!(count, got, "the holder's descriptors did not all arrive");
@@ -404,10 +424,14 @@ impl HolderLink {
     /// The daemon that was started: nobody else is let in while it runs, whatever becomes of this process.
     pub fn daemon_is(&mut self, number: Option<u32>) {
         let number = number.and_then(|it| i32::try_from(it).ok().and_then(Pid::from_raw));
+        // Whatever becomes of the rest, it is not the one before it any more.
+        self.daemon = None;
+        self.runs_unseen = true;
         let Some(pid) = number else { return };
         let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
             return;
         };
+        self.runs_unseen = false;
         let number = pid.as_raw_nonzero().get().unsigned_abs();
         self.daemon = Some(DaemonProcessId { number, process });
         if let HolderState::Up(talk) = &mut self.state {
@@ -510,7 +534,8 @@ impl HolderLink {
                 "the holder let go of memory that this keeper does not have: an earlier daemon's, or of before a break"
             );
         }
-        if talk.counts > 0 || talk.has_news {
+        // What it was told to let go of is not counted before this keeper has let go of it too.
+        if talk.counts > 0 || talk.has_news || self.has_let_go {
             return Ok(());
         }
         if held != table.len() {
@@ -527,11 +552,8 @@ impl HolderLink {
 
     /// A daemon that was started meanwhile has the memory, and the holder gets it again.
     fn heed_release(&mut self, table: &Table) {
-        if self
-            .daemon
-            .as_ref()
-            .is_some_and(DaemonProcessId::is_running)
-        {
+        let daemon = self.daemon.as_ref();
+        if self.runs_unseen || daemon.is_some_and(DaemonProcessId::is_running) {
             tracing::warn!(
                 "the holder was told to let go of everything, and a daemon has it: saying it anew"
             );
@@ -546,8 +568,25 @@ impl HolderLink {
         std::mem::take(&mut self.has_let_go)
     }
 
-    /// The process for which the holder has memory now, if that is not this keeper's.
+    /// The process for which the holder had memory when it was last heard, if that is not this keeper's.
+    #[cfg(test)]
     pub fn taken_by(&self) -> Option<u32> {
+        self.taken_by
+    }
+
+    /// The process for which the holder has memory now, if that is not this keeper's: asked again, for what was heard last may be over.
+    pub async fn is_taken(&mut self, table: &Table) -> Option<u32> {
+        self.taken_by.take()?;
+        self.is_there(table);
+        let by = Instant::now() + TAKEN_WAIT;
+        while self.taken_by.is_none()
+            && !matches!(&self.state, HolderState::Up(talk) if talk.is_agreed)
+        {
+            tokio::select! {
+                () = sleep_until(by) => break,
+                () = self.ready() => self.turn(table),
+            }
+        }
         self.taken_by
     }
 
@@ -565,6 +604,11 @@ impl HolderLink {
         if talk.waits() && Instant::now() >= talk.due {
             self.complain(&"it does not answer");
         }
+    }
+
+    /// It has not confirmed what it was asked for.
+    pub fn doubt(&mut self) {
+        self.complain(&"it has not said that it has everything");
     }
 
     fn complain(&mut self, why: &dyn std::fmt::Display) {

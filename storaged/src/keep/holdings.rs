@@ -98,8 +98,9 @@ impl Holdings {
     }
 
     /// The process for which the holder has memory now, if another keeper has taken this one's place there.
-    pub fn taken_by(&self) -> Option<u32> {
-        self.link.as_ref().and_then(HolderLink::taken_by)
+    pub async fn is_taken(&mut self) -> Option<u32> {
+        let link = self.link.as_mut()?;
+        link.is_taken(&self.table).await
     }
 
     /// There is a holder, and it takes what it is given, as far as is known.
@@ -115,6 +116,7 @@ impl Holdings {
         if link.is_there(&self.table) && link.settle(&self.table, LAST_WAIT).await {
             AfterKeeper::Held
         } else {
+            link.doubt();
             AfterKeeper::Unsure
         }
     }

@@ -53,6 +53,20 @@ pub enum JournalError {
     Version { got: u32 },
 }
 
+impl JournalError {
+    /// Whether whoever should keep the journal is gone.
+    pub fn is_of_nobody(&self) -> bool {
+        use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotConnected};
+        let Self::Os { source, .. } = self else {
+            return false;
+        };
+        matches!(
+            source.kind(),
+            BrokenPipe | ConnectionRefused | ConnectionReset | NotConnected
+        )
+    }
+}
+
 fn os(what: &'static str) -> impl FnOnce(io::Error) -> JournalError {
     move |source| JournalError::Os { what, source }
 }

@@ -425,9 +425,10 @@ impl KeeperProcess {
                     Lull::HandOver | Lull::Over => {}
                 }
                 // That one's daemon may have this memory too, and two would write over each other.
-                if let Some(process) = self.held.taken_by() {
+                if let Some(process) = self.held.is_taken().await {
                     return Err(KeepError::HolderTaken { process });
                 }
+                self.held.let_go_if_told();
                 match self.start() {
                     Ok(life) => break life,
                     // The binary may be about to be replaced.
