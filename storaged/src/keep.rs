@@ -12,12 +12,14 @@ mod holdings;
 mod inherited;
 mod journal;
 pub mod keeper;
+mod kept_daemon;
 mod message;
 mod packets;
 mod parity_table;
 mod store;
 mod table;
 
+use std::ffi::CStr;
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -37,6 +39,8 @@ pub use journal::{
 pub use parity_table::{CellName, ParityRow, ParityTable, ParityTableError};
 pub use store::SocketStore;
 
+/// What a keeper's process is called, by which `storaged hand-over` knows it.
+pub(crate) const KEEPER_NAME: &CStr = c"storaged-keeper";
 /// The environment variable that says who holds descriptors, as `--keep` does.
 pub const KEEP_VARIABLE: &str = "STORAGED_KEEP";
 /// The one that says where the keeper's holder is, as `--holder` does.

@@ -53,24 +53,6 @@ pub fn cores_usable() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Bytes that processes may still take, as the kernel says, and the control group if it has a limit; none where neither says
-/// anything.
-pub fn memory_available() -> Option<u64> {
-    let kernel = text("/proc/meminfo").and_then(|text| available_of(&text));
-    let of_group = |name: &str| -> Option<u64> {
-        line(&format!("/sys/fs/cgroup/memory.{name}"))?.parse().ok()
-    };
-    let limit = of_group("max");
-    let group = limit.map(|max| max.saturating_sub(of_group("current").unwrap_or(0)));
-    kernel.into_iter().chain(group).min()
-}
-
-fn available_of(meminfo: &str) -> Option<u64> {
-    let available = field(meminfo, "MemAvailable")?;
-    let kibibytes: u64 = available.strip_suffix(" kB")?.parse().ok()?;
-    Some(kibibytes << 10)
-}
-
 /// The calling thread, and whatever it starts from now on, on some of its processors; on all of them again when this is dropped.
 #[derive(Debug)]
 pub struct Confined(CpuSet);
@@ -220,10 +202,7 @@ pub fn pin(cpu: usize) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        Confined, Machine, available_of, cores, cores_usable, features, field, memory_available,
-        pin,
-    };
+    use super::{Confined, Machine, cores, cores_usable, features, field, pin};
 
     #[test]
     fn the_machine_is_described() {
@@ -252,13 +231,5 @@ mod tests {
         assert_eq!(cores_usable(), before);
         assert!(Confined::to(100_000).is_err());
         assert_eq!(cores_usable(), before);
-    }
-
-    #[test]
-    fn memory_that_is_left_is_known() {
-        let meminfo = "MemTotal:       4 kB\nMemAvailable:       2 kB\n";
-        assert_eq!(available_of(meminfo), Some(2048));
-        assert_eq!(available_of("MemTotal: 4 kB\n"), None);
-        assert!(memory_available().is_some());
     }
 }

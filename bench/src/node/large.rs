@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rustix::fs::{MemfdFlags, memfd_create, statfs, statvfs};
+use storaged::config::MemoryLimit;
 use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::{DurableWish, Rung};
 
 use super::resident::{mebibytes, watched};
 use super::{CHUNK, chunks, in_directory, network, tier};
-use crate::codec::machine::memory_available;
 use crate::net::job::{Job, ShardAt};
 use crate::net::scenario::Bench;
 
@@ -32,7 +32,7 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 pub fn measure(bench: &mut Bench) -> Result<()> {
     let folder = bench.directory.join("large-tier");
     fs::create_dir_all(&folder)?;
-    let shard = shard_bytes(memory_available().unwrap_or(0), disk_available(&folder)?);
+    let shard = shard_bytes(MemoryLimit::read().free, disk_available(&folder)?);
     let gibibytes = shard >> 30;
     eprintln!("a shard of {gibibytes} GiB on one of two data nodes, one coding node, a directory");
     bench.figures.put("large_shard_gib", gibibytes as f64);

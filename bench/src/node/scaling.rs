@@ -4,10 +4,11 @@
 
 use anyhow::{Context, Result};
 use storaged::cluster::Cluster;
+use storaged::config::MemoryLimit;
 
 use super::coding::{Copies, K, LOST, M, WARM_UP, open_both, restart_lost};
 use super::{CHUNK, ROUNDS, chunks, least, network, thread_counts};
-use crate::codec::machine::{Confined, cores_usable, memory_available};
+use crate::codec::machine::{Confined, cores_usable};
 use crate::net::job::Job;
 use crate::net::network::Network;
 use crate::net::scenario::Bench;
@@ -29,7 +30,7 @@ const SOCKETS: [usize; 3] = [1, 4, 16];
 pub fn threads(bench: &mut Bench) -> Result<()> {
     let counts = thread_counts(cores_usable());
     let most = counts.last().copied().unwrap_or(1);
-    let shard = digested_bytes(most, memory_available().unwrap_or(0));
+    let shard = digested_bytes(most, MemoryLimit::read().free);
     let gibibytes = shard / GIB;
     eprintln!("one shard of {gibibytes} GiB, digested by {counts:?} threads");
     let mut one = None;
@@ -73,7 +74,7 @@ fn digest_rate(bench: &mut Bench, threads: usize, shard: u64) -> Result<f64> {
 /// A group of four data nodes and two coding nodes on 2, 4, 8 and 16 of the machine's cores, then two nodes with more sockets.
 pub fn cores(bench: &mut Bench) -> Result<()> {
     let usable = cores_usable();
-    let memory = memory_available().unwrap_or(0);
+    let memory = MemoryLimit::read().free;
     if usable < CORES_MIN || memory < group_bytes() {
         eprintln!(
             "not measured by cores: expected {CORES_MIN} cores and {} GiB of memory, got {usable} and {}",

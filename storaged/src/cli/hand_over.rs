@@ -15,10 +15,7 @@ use tokio::net::UnixStream;
 
 use super::{CliError, SocketArgs};
 use crate::config::Span;
-use crate::keep::{HOLDER_VARIABLE, holder};
-
-/// As `ps` and /proc show it.
-const KEEPER: &str = "storaged-keeper";
+use crate::keep::{HOLDER_VARIABLE, KEEPER_NAME, holder};
 
 #[derive(Debug, Args)]
 #[command(
@@ -89,10 +86,10 @@ fn opened(keeper: Pid) -> io::Result<OwnedFd> {
     let process = pidfd_open(keeper, PidfdFlags::empty())?;
     // Looked at once its number can be nobody else's.
     let name = fs::read_to_string(format!("/proc/{}/comm", keeper.as_raw_nonzero()))?;
-    if name.trim_end() != KEEPER {
-        let name = name.trim_end();
+    let (name, expected) = (name.trim_end(), KEEPER_NAME.to_string_lossy());
+    if name != expected {
         return Err(other(format!(
-            "expected a daemon below its keeper ({KEEPER}), got {name}"
+            "expected a daemon below its keeper ({expected}), got {name}"
         )));
     }
     Ok(process)

@@ -12,7 +12,6 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::geteuid;
 use storaged_arena::Received;
 use tokio::io::Interest;
@@ -22,6 +21,7 @@ use tokio::sync::Semaphore;
 
 use super::KeepError;
 use super::keeper::raise_limit;
+use super::kept_daemon::KeptDaemon;
 use super::message::{
     DATAGRAM_MAX, FromKeeper, HeldCount, HoldAnswer, HoldOrder, HolderName, KeeperIdentity,
 };
@@ -267,20 +267,7 @@ struct AttachedKeeper {
 #[derive(Debug)]
 struct HeldDaemon {
     keeper: KeeperIdentity,
-    number: u32,
-    process: OwnedFd,
-}
-
-impl HeldDaemon {
-    fn is_running(&self) -> bool {
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let mut ended = [PollFd::new(&self.process, PollFlags::IN)];
-        // A poll that fails says nothing of an end.
-        !matches!(poll(&mut ended, Some(&now)), Ok(1..))
-    }
+    process: KeptDaemon,
 }
 
 /// What is to be done about a datagram.
@@ -313,18 +300,18 @@ impl HeldMemory {
     /// Whose memory it is, if not this keeper's own.
     fn taken_by(&self, keeper: Option<KeeperIdentity>) -> Option<u32> {
         let attached = self.attached.as_ref().map(|it| it.identity);
-        let running = self.daemon.as_ref().filter(|it| it.is_running());
+        let running = self.daemon.as_ref().filter(|it| it.process.is_running());
         let running = running.filter(|it| Some(it.keeper) != keeper);
         let attached = attached.filter(|it| Some(*it) != keeper);
         let attached = attached.map(|it| it.process);
-        attached.or_else(|| running.map(|it| it.number))
+        attached.or_else(|| running.map(|it| it.process.number))
     }
 
     /// Who would miss the memory: a daemon that runs, or a keeper that has started none yet. One whose daemon has ended does not: the next
     /// start may end as that one did, of what is held.
     fn needed_by(&self) -> Option<u32> {
         let attached = self.attached.as_ref().map(|it| it.identity);
-        let ended = self.daemon.as_ref().filter(|it| !it.is_running());
+        let ended = self.daemon.as_ref().filter(|it| !it.process.is_running());
         let ended = ended.filter(|it| Some(it.keeper) == attached);
         self.taken_by(None).filter(|_| ended.is_none())
     }
@@ -412,8 +399,7 @@ impl HeldMemory {
         let keeper = attached.identity;
         self.daemon = Some(HeldDaemon {
             keeper,
-            number,
-            process,
+            process: KeptDaemon { number, process },
         });
         Reaction::None
     }

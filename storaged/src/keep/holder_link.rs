@@ -6,17 +6,17 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use storaged_arena::Received;
 use tokio::io::Interest;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::KeepError;
+use super::kept_daemon::KeptDaemon;
 use super::message::{
     DATAGRAM_MAX, FromKeeper, HeldCount, HoldAnswer, HoldOrder, HolderName, KeeperIdentity,
     ToHolder,
@@ -51,7 +51,7 @@ pub struct HolderLink {
     identity: KeeperIdentity,
     state: HolderState,
     /// The daemon that runs, or ran last.
-    daemon: Option<DaemonProcessId>,
+    daemon: Option<KeptDaemon>,
     pause: Duration,
     /// That the holder is away was said.
     has_complained: bool,
@@ -67,23 +67,6 @@ pub struct HolderLink {
 enum HolderState {
     Away { again_at: Instant },
     Up(HolderTalk),
-}
-
-#[derive(Debug)]
-struct DaemonProcessId {
-    number: u32,
-    process: OwnedFd,
-}
-
-impl DaemonProcessId {
-    fn is_running(&self) -> bool {
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let mut ended = [PollFd::new(&self.process, PollFlags::IN)];
-        !matches!(poll(&mut ended, Some(&now)), Ok(1..))
-    }
 }
 
 /// What is to be said.
@@ -265,7 +248,7 @@ impl HolderTalk {
     }
 
     /// Says what is to be said, as far as it goes without waiting.
-    fn send(&mut self, table: &Table, daemon: Option<&DaemonProcessId>) -> io::Result<()> {
+    fn send(&mut self, table: &Table, daemon: Option<&KeptDaemon>) -> io::Result<()> {
         self.retry_at = None;
         if self.outbox.is_empty() && self.has_news && self.counts == 0 {
             self.push(Saying::Order(HoldOrder::Count));
@@ -433,7 +416,7 @@ impl HolderLink {
         };
         self.runs_unseen = false;
         let number = pid.as_raw_nonzero().get().unsigned_abs();
-        self.daemon = Some(DaemonProcessId { number, process });
+        self.daemon = Some(KeptDaemon { number, process });
         if let HolderState::Up(talk) = &mut self.state {
             talk.push(Saying::Daemon);
         }
@@ -553,7 +536,7 @@ impl HolderLink {
     /// A daemon that was started meanwhile has the memory, and the holder gets it again.
     fn heed_release(&mut self, table: &Table) {
         let daemon = self.daemon.as_ref();
-        if self.runs_unseen || daemon.is_some_and(DaemonProcessId::is_running) {
+        if self.runs_unseen || daemon.is_some_and(KeptDaemon::is_running) {
             tracing::warn!(
                 "the holder was told to let go of everything, and a daemon has it: saying it anew"
             );

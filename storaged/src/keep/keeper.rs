@@ -26,7 +26,7 @@ use tokio::signal::unix::{Signal as Heard, SignalKind, signal};
 use super::holdings::{AfterKeeper, Holdings};
 use super::message::{DATAGRAM_MAX, FromKeeper, HolderName};
 use super::table::{Table, Taken};
-use super::{KEPT_BY_VARIABLE, KeepError};
+use super::{KEEPER_NAME, KEPT_BY_VARIABLE, KeepError};
 
 /// How a daemon ends that is to be started again at once (EX_IOERR of sysexits.h, which nothing else here ends with).
 pub const EXIT_AGAIN: u8 = 74;
@@ -93,7 +93,7 @@ pub fn is_kept() -> bool {
 pub fn keep(program: Program, holder: Option<PathBuf>) -> Result<u8, KeepError> {
     raise_limit();
     // So that `ps` tells the two apart. It is only a name.
-    let _ = rustix::thread::set_name(c"storaged-keeper");
+    let _ = rustix::thread::set_name(KEEPER_NAME);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()

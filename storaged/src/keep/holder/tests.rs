@@ -90,6 +90,12 @@ impl Drop for TestHolder {
     }
 }
 
+/// A process that ends when it is killed.
+fn sleeper() -> std::process::Child {
+    let mut sleep = std::process::Command::new("sleep");
+    sleep.arg("60").spawn().unwrap()
+}
+
 fn place() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("hold.sock");
@@ -207,10 +213,7 @@ async fn a_second_keeper_is_refused_and_who_has_gone_changes_nothing() {
 async fn nobody_else_is_let_in_while_a_daemon_runs() {
     let (_folder, path) = place();
     let holder = TestHolder::start(&path).await;
-    let mut daemon = std::process::Command::new("sleep")
-        .arg("60")
-        .spawn()
-        .unwrap();
+    let mut daemon = sleeper();
     let number = daemon.id();
     let pid = Pid::from_raw(number.try_into().unwrap()).unwrap();
     let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
@@ -252,10 +255,7 @@ async fn nobody_else_is_let_in_while_a_daemon_runs() {
 async fn a_keeper_between_two_daemons_lets_go_with_its_holder() {
     let (_folder, path) = place();
     let holder = TestHolder::start(&path).await;
-    let mut daemon = std::process::Command::new("sleep")
-        .arg("60")
-        .spawn()
-        .unwrap();
+    let mut daemon = sleeper();
     let mut held = Holdings::with_holder(Some(path.clone()));
     held.take_over().await.unwrap();
     held.daemon_is(Some(daemon.id()));
