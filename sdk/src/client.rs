@@ -282,7 +282,8 @@ impl Client {
         self.failures("restart failed", &request, Answer::After(timeout_ms))
     }
 
-    /// Takes back what was said of a step: it is offered again.
+    /// Takes back what was said of a step, that restarts have failed from it or, at this node, that its copy in the durable tier is
+    /// damaged: it is offered again unless that has a mark of it.
     ///
     /// # Errors
     /// [`ClientError`] if nothing was said of it.

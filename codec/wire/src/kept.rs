@@ -8,7 +8,7 @@ use storaged_codec::{ChunkSize, Digest, Fingerprint};
 
 use crate::enclosure::Enclosure;
 use crate::failed::FailedRestart;
-use crate::ids::{Namespace, Owner, Rank, SlotId, WorldSize};
+use crate::ids::{Namespace, Owner, Rank, SlotId, Step, WorldSize};
 use crate::local::DurableWish;
 use crate::peer::{CheckpointKey, HighMark, Lane, OrderKey};
 use crate::pins::Pin;
@@ -125,6 +125,27 @@ pub struct KeptNamespace {
     /// The key of the orders that its token gives, if that was said here.
     #[n(15)]
     pub order_key: Option<OrderKey>,
+    /// Copies in the durable tier that this node found damaged and of which the tier took no mark, the last of them, oldest first; none if
+    /// there are none.
+    #[n(16)]
+    pub damaged: Option<Vec<KeptDamage>>,
+}
+
+/// A copy of a checkpoint in the durable tier that this node found damaged.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct KeptDamage {
+    /// The checkpoint's manifest.
+    #[n(0)]
+    pub manifest: Digest,
+    /// Its run.
+    #[n(1)]
+    pub run: RunId,
+    /// Its step.
+    #[n(2)]
+    pub step: Step,
+    /// What was found.
+    #[n(3)]
+    pub reason: String,
 }
 
 /// Digests and fingerprints of the chunks of one shard: of this node, or of one that it codes for.
@@ -233,7 +254,6 @@ mod tests {
 
     use super::*;
     use crate::framing::{decode, encode};
-    use crate::ids::Step;
 
     fn kept_job(key: &CheckpointKey) -> KeptNamespace {
         let (run, step) = (key.run, key.step);
@@ -270,19 +290,42 @@ mod tests {
                 changes: 1,
                 doubt: None,
             }]),
+            damaged: None,
         }
+    }
+
+    fn some_key() -> CheckpointKey {
+        CheckpointKey {
+            namespace: Namespace::new("job").unwrap(),
+            run: RunId::with_identity(7, 0xa6),
+            step: Step::new(3),
+        }
+    }
+
+    /// Without it the record is what it was before there was such a field.
+    #[test]
+    fn what_was_found_damaged_makes_the_round_trip_and_is_left_out_where_nothing_was() {
+        let without = kept_job(&some_key());
+        let with = KeptNamespace {
+            damaged: Some(vec![KeptDamage {
+                manifest: digest(b"m"),
+                run: RunId::new(7),
+                step: Step::new(3),
+                reason: "digest mismatch in chunk 1".into(),
+            }]),
+            ..without.clone()
+        };
+        for job in [&with, &without] {
+            let read = decode::<KeptNamespace>("kept job", &encode(job)).unwrap();
+            assert_eq!(read, *job);
+        }
+        // An array's head says how many fields there are: 16 and 17.
+        assert_eq!((encode(&without)[0], encode(&with)[0]), (0x90, 0x91));
     }
 
     #[test]
     fn records_make_the_round_trip_and_their_bytes_are_pinned() {
-        let namespace = Namespace::new("job").unwrap();
-        let run = RunId::with_identity(7, 0xa6);
-        let step = Step::new(3);
-        let key = CheckpointKey {
-            namespace,
-            run,
-            step,
-        };
+        let key = some_key();
         let of_job = kept_job(&key);
         let table = KeptTable {
             key: key.clone(),

@@ -41,8 +41,8 @@ pub use ids::{
 };
 pub use increment::{IncrementBase, IncrementIndex};
 pub use kept::{
-    KeptCheckpoint, KeptDescription, KeptNamespace, KeptParity, KeptRecord, KeptShard, KeptTable,
-    RecordName,
+    KeptCheckpoint, KeptDamage, KeptDescription, KeptNamespace, KeptParity, KeptRecord, KeptShard,
+    KeptTable, RecordName,
 };
 pub use manifest::{Manifest, ManifestBytes, ManifestError, OnNode, ShardEntry};
 pub use provenance::{DurableStep, ManifestKey, Provenance, ProvenanceError};

@@ -365,7 +365,8 @@ pub enum Request {
     /// Says that a restart from a step has failed: plans pass it over from now on, for a time that doubles, then for good.
     #[n(61)]
     RestartFailed(#[n(0)] FailureReport),
-    /// Takes back what was said of a step, of whichever run.
+    /// Takes back what was said of a step, of whichever run: that restarts have failed from it, and what this node has found or heard of a
+    /// damaged copy in the durable tier.
     #[n(62)]
     LiftQuarantine {
         #[n(0)]

@@ -143,6 +143,7 @@ impl Context {
             with_mac: self.keys.with_mac(&namespace),
             succession: self.successions.proven(&namespace).cloned().map(Box::new),
             retired_keys: retired.filter(|them| !them.is_empty()),
+            damaged: self.kept_damage(&namespace),
         });
         match record {
             Some(record) if self.keeping.jobs.get(&namespace) != Some(&record) => {

@@ -437,6 +437,9 @@ pub const QUARANTINED_MAX: usize = 256;
 /// Of these one peer tells of so many, its last ones.
 pub const QUARANTINED_PER_PEER_MAX: usize = 16;
 
+/// Of these so many of each job, its last ones, are kept for the daemon that starts next: 18 KiB at most, each with 1 KiB of what was found.
+pub const QUARANTINED_KEPT_MAX: usize = 16;
+
 /// A node that is up and has not answered whether it promises a run does not hold its opening up for longer.
 pub const PROMISE_MAX_MS: u64 = 3_000;
 
@@ -500,6 +503,10 @@ pub const DURABLE_BYTES_PER_MS: u64 = 100_000;
 const _: () = assert!(
     DEGRADE_AFTER_MS < UPLOAD_UNPROTECTED_AFTER_MS,
     "first as much protection as there can be"
+);
+const _: () = assert!(
+    QUARANTINED_KEPT_MAX <= QUARANTINED_MAX,
+    "what was kept of a job has room"
 );
 const _: () = assert!(
     FAILURE_SAID_WITHIN_MS < QUARANTINE_MS,

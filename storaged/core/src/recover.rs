@@ -128,6 +128,7 @@ impl Context {
         let now = self.now;
         self.recover_key(&job);
         self.recover_succession(&job);
+        self.recover_damage(&job);
         let table = self.namespace_table(&job.namespace, job.owner);
         if planted!("promises_end_with_the_daemon") {
             return;

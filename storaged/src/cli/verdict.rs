@@ -26,7 +26,8 @@ pub struct QuarantineArgs {
     /// Run of the step that has failed, if several have it [default: the newest]
     #[arg(long, requires = "failed")]
     run: Option<RunId>,
-    /// Offer this step again, whatever was said of it
+    /// Offer this step again: forget that restarts have failed from it, at all nodes, and what this node has found or heard of a damaged copy
+    /// of it in the durable tier. A mark there stays until it is deleted
     #[arg(long, value_name = "STEP", value_parser = parse_step, conflicts_with_all = ["step", "allow_older", "encode"])]
     lift: Option<Step>,
 }
@@ -73,7 +74,9 @@ pub fn print_failed(failed: &[FailedRestart], format: ReportFormat) {
 fn failed_text(one: &FailedRestart) -> String {
     let (run, step, times) = (one.run, one.step, one.times);
     match (times, one.wait_ms) {
-        (0, _) => format!("run {run} step {step}: lifted, it is offered again"),
+        (0, _) => format!(
+            "run {run} step {step}: lifted, it is offered again unless the durable tier has a mark of it"
+        ),
         (_, Some(ms)) => format!(
             "run {run} step {step}: restarts have failed, {times} by now; passed over for {} s, unless nothing else is restorable",
             ms.div_ceil(1_000)

@@ -168,6 +168,7 @@ impl Trickle {
             .await;
         if let Err(fault) = marked {
             tracing::warn!(%namespace, run = %place.run, step = %place.step, %fault, "the quarantine could not be written down");
+            return DurableFault::DamagedUnmarked(reason);
         }
         DurableFault::Damaged(reason)
     }

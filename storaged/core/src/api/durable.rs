@@ -103,6 +103,9 @@ pub enum DurableFault {
     /// What is there is not what was written: bytes without their digest, an object that is missing.
     #[error("{0}")]
     Damaged(String),
+    /// The same, and the tier took no mark of it: nobody knows of it but this node and whom it tells.
+    #[error("{0}")]
+    DamagedUnmarked(String),
     /// A symbolic link, a FIFO or the like stands in place of an object or a folder of a directory.
     #[error("{0}")]
     NotPlain(String),
@@ -130,7 +133,7 @@ impl DurableFault {
             Self::NotMounted(_) => "not_mounted",
             Self::Full(_) => "full",
             Self::Misconfigured(_) => "misconfigured",
-            Self::Damaged(_) => "damaged",
+            Self::Damaged(_) | Self::DamagedUnmarked(_) => "damaged",
             Self::NotPlain(_) => "not_plain",
             Self::Unproven(_) => "unproven",
             Self::TokenChanged(_) => "token_changed",
@@ -144,6 +147,7 @@ impl DurableFault {
         !matches!(
             self,
             Self::Damaged(_)
+                | Self::DamagedUnmarked(_)
                 | Self::NotPlain(_)
                 | Self::Unproven(_)
                 | Self::TokenChanged(_)
@@ -159,7 +163,10 @@ impl DurableFault {
 
     /// Whether it tells of the content rather than of the way to it.
     pub fn is_damage(&self) -> bool {
-        matches!(self, Self::Damaged(_) | Self::NotPlain(_))
+        matches!(
+            self,
+            Self::Damaged(_) | Self::DamagedUnmarked(_) | Self::NotPlain(_)
+        )
     }
 }
 

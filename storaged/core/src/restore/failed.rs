@@ -2,7 +2,7 @@
 //! Such a step is passed over for a time that doubles, unless nothing else is restorable, and after [`limits::FAILURES_MAX`] times for
 //! good: the same step is never tried for ever. An operator lifts it.
 
-use storaged_wire::failed::{FailureReport, NamespaceFailures};
+use storaged_wire::failed::{FailedRestart, FailureReport, NamespaceFailures};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{CheckpointKey, HighMark, PeerMessage};
 use storaged_wire::plan::{PassedOverCause, Unrestorable};
@@ -96,26 +96,41 @@ impl Context {
         }
     }
 
-    /// An operator takes back what was said of a step.
+    /// An operator takes back what was said of a step: that restarts have failed from it, at all nodes, and that its copy in the durable tier
+    /// is damaged, at this one.
     pub(crate) fn lift_quarantine(&mut self, id: RequestId, step: Step) -> Result<(), Refusal> {
         let attached = self.attached(id)?;
         let (namespace, owner) = (attached.namespace.clone(), attached.owner);
         self.check_owner(&namespace, owner)?;
         let table = self.namespaces.get_mut(&namespace);
         let lifted = table.map_or(Vec::new(), |table| table.failed.lift(step));
-        if lifted.is_empty() {
+        let mut mended = self.lift_damage(&namespace, step);
+        if lifted.is_empty() && mended.is_empty() {
             let text = format!(
-                "expected a step of {namespace} that restarts have failed from, got step {step}: `storaged plan --verdict` names them"
+                "expected a step of {namespace} that restarts have failed from, or whose copy in the durable tier this node has found or heard to be damaged, got step {step}: \
+                 `storaged plan --verdict` names them; a mark in the tier stays until it is deleted there"
             );
             return Err(Refusal::new(RefusalCode::NoCheckpoint, text));
         }
-        self.answer_failed(id, &namespace, &lifted);
+        mended.retain(|at| !lifted.contains(at));
+        self.keeping.touch_job(&namespace);
+        if !lifted.is_empty() {
+            self.tell_failed_of(&namespace);
+        }
+        let mut stands = self.failures_at(&namespace, &lifted);
+        stands.extend(mended.into_iter().map(never_failed));
+        self.reply(id, Reply::RestartsFailed(stands));
         Ok(())
     }
 
     fn answer_failed(&mut self, id: RequestId, namespace: &Namespace, of: &[HighMark]) {
         self.keeping.touch_job(namespace);
         self.tell_failed_of(namespace);
+        let failed = self.failures_at(namespace, of);
+        self.reply(id, Reply::RestartsFailed(failed));
+    }
+
+    fn failures_at(&self, namespace: &Namespace, of: &[HighMark]) -> Vec<FailedRestart> {
         let told = self.namespace_failures(namespace);
         let mut failed = told.map_or(Vec::new(), |told| told.failed);
         failed.retain(|it| {
@@ -124,7 +139,18 @@ impl Context {
                 step: it.step,
             })
         });
-        self.reply(id, Reply::RestartsFailed(failed));
+        failed
+    }
+}
+
+/// How a step stands of which no restart was said to have failed.
+fn never_failed(at: HighMark) -> FailedRestart {
+    FailedRestart {
+        run: at.run,
+        step: at.step,
+        times: 0,
+        wait_ms: None,
+        changes: 0,
     }
 }
 
@@ -181,7 +207,6 @@ impl Context {
 
 #[cfg(test)]
 mod tests {
-    use storaged_wire::failed::FailedRestart;
     use storaged_wire::local::{LOCAL_VERSION, Request, Role};
     use storaged_wire::{ManifestBytes, Owner};
 

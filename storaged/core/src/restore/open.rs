@@ -367,7 +367,7 @@ impl Restores {
                     && let Some(opening) = self.openings.get(&slot)
                 {
                     let manifest = opening.manifest.clone();
-                    cx.quarantine(&manifest, &fault.to_string());
+                    cx.quarantine(&manifest, &fault);
                 }
                 if let Some(opening) = self.openings.get_mut(&slot) {
                     opening.survey.durable_fault = Some(fault);

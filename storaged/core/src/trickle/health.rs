@@ -28,6 +28,8 @@ pub(super) struct Damaged {
     pub(super) key: CheckpointKey,
     pub(super) reason: String,
     pub(super) found: FoundBy,
+    /// The tier has a mark of it, as far as is known here: what it says counts for whoever comes later.
+    pub(super) is_marked: bool,
     pub(super) at: Now,
 }
 

@@ -1,8 +1,10 @@
 //! Whether the durable tier answers, and checkpoints in it that proved damaged: found here or at a peer, they are set aside
 //! by all.
 
-use storaged_wire::peer::{CheckpointKey, PeerMessage};
-use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName};
+use std::collections::BTreeSet;
+
+use storaged_wire::peer::{CheckpointKey, HighMark, PeerMessage};
+use storaged_wire::{Digest, KeptDamage, KeptNamespace, ManifestBytes, Namespace, NodeName, Step};
 
 use super::health::{Damaged, FoundBy, plain};
 use crate::api::{
@@ -71,10 +73,15 @@ impl Context {
 
     /// A restore here found a checkpoint in the tier damaged: every node is told, so that the next plan anywhere leaves
     /// it out, also where the tier took no marker.
-    pub(crate) fn quarantine(&mut self, manifest: &ManifestBytes, reason: &str) {
+    pub(crate) fn quarantine(&mut self, manifest: &ManifestBytes, fault: &DurableFault) {
         let record = manifest.manifest();
         let key = CheckpointKey::of(record);
-        let (name, reason) = (manifest.name(), reason.to_owned());
+        let (name, reason) = (manifest.name(), fault.to_string());
+        let is_marked = !matches!(fault, DurableFault::DamagedUnmarked(_));
+        self.keeping.touch_job(&key.namespace);
+        if let Some(known) = self.tier.quarantined.get_mut(&name) {
+            known.is_marked |= is_marked;
+        }
         self.send_all(&PeerMessage::Quarantined {
             manifest: name,
             key: key.clone(),
@@ -84,6 +91,7 @@ impl Context {
             key,
             reason,
             found: FoundBy::Here,
+            is_marked,
             at: self.now,
         };
         self.note_quarantine(name, damaged);
@@ -101,6 +109,7 @@ impl Context {
             key,
             reason: format!("{from} found: {}", cut(&reason)),
             found: FoundBy::Peer(from.clone()),
+            is_marked: false,
             at: self.now,
         };
         self.note_quarantine(name, damaged);
@@ -163,6 +172,64 @@ impl Context {
         if !left.any(|it| it.key == gone.key) {
             self.tier.damaged.remove(&gone.key);
         }
+        self.keeping.touch_job(&gone.key.namespace);
+    }
+
+    /// Copies of a job that were found damaged here and of which the tier has no mark, for the daemon that starts next. What has one needs
+    /// nobody's memory, and goes with the mark.
+    pub(crate) fn kept_damage(&self, namespace: &Namespace) -> Option<Vec<KeptDamage>> {
+        let is_kept = |it: &Damaged| {
+            it.found == FoundBy::Here && !it.is_marked && it.key.namespace == *namespace
+        };
+        let known = self.tier.quarantined.iter();
+        let mut own: Vec<_> = known.filter(|(_, damaged)| is_kept(damaged)).collect();
+        own.sort_by_key(|(_, damaged)| damaged.at);
+        let before = own.len().saturating_sub(limits::QUARANTINED_KEPT_MAX);
+        let last = own.into_iter().skip(before);
+        let kept = last.map(|(name, damaged)| KeptDamage {
+            manifest: *name,
+            run: damaged.key.run,
+            step: damaged.key.step,
+            reason: cut(&damaged.reason).to_owned(),
+        });
+        let kept: Vec<KeptDamage> = kept.collect();
+        (!kept.is_empty()).then_some(kept)
+    }
+
+    /// An earlier daemon of this node found it.
+    pub(crate) fn recover_damage(&mut self, job: &KeptNamespace) {
+        let kept = job.damaged.iter().flatten();
+        for found in kept.take(limits::QUARANTINED_KEPT_MAX) {
+            let key = CheckpointKey {
+                namespace: job.namespace.clone(),
+                run: found.run,
+                step: found.step,
+            };
+            let damaged = Damaged {
+                key: key.clone(),
+                reason: found.reason.clone(),
+                found: FoundBy::Here,
+                is_marked: false,
+                at: self.now,
+            };
+            self.forget_damaged_for(&FoundBy::Here);
+            self.tier.quarantined.insert(found.manifest, damaged);
+            self.show_damaged(key, found.reason.clone());
+        }
+    }
+
+    /// An operator says that copies of a step are sound: what was found here or heard of peers is forgotten. What is marked in the tier stays
+    /// so. Gives those of which something was known.
+    pub(crate) fn lift_damage(&mut self, namespace: &Namespace, step: Step) -> BTreeSet<HighMark> {
+        let is_of = |key: &CheckpointKey| key.namespace == *namespace && key.step == step;
+        let known = self.tier.quarantined.values();
+        let known = known.filter(|it| is_of(&it.key));
+        let lifted: BTreeSet<HighMark> = known.map(|it| it.key.mark()).collect();
+        if !lifted.is_empty() {
+            self.tier.quarantined.retain(|_, it| !is_of(&it.key));
+            self.tier.damaged.retain(|key, _| !is_of(key));
+        }
+        lifted
     }
 
     fn show_damaged(&mut self, key: CheckpointKey, reason: String) {
@@ -272,5 +339,50 @@ impl Context {
                 format!(r#"{{"state":"{}","fault":"{text}"}}"#, fault.name())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::Now;
+    use crate::testkit::{job, last_of};
+
+    fn manifest(step: u64) -> ManifestBytes {
+        let root = storaged_codec::digest(b"any");
+        let manifest = crate::testkit::manifest(step, &["a", "b"], &["c"], 5, root);
+        manifest.seal().expect("a sound manifest")
+    }
+
+    fn unmarked() -> DurableFault {
+        DurableFault::DamagedUnmarked("digest mismatch".into())
+    }
+
+    /// A later restore finds it once more, and the tier can be written by then.
+    #[test]
+    fn what_gets_a_mark_after_all_is_kept_no_longer() {
+        let mut node = last_of(&["a", "b", "c"], 2, 1);
+        let context = node.context_mut();
+        context.quarantine(&manifest(7), &unmarked());
+        assert!(context.kept_damage(&job()).is_some());
+        let marked = DurableFault::Damaged("digest mismatch".into());
+        context.quarantine(&manifest(7), &marked);
+        assert_eq!(context.kept_damage(&job()), None);
+        context.quarantine(&manifest(7), &unmarked());
+        assert_eq!(context.kept_damage(&job()), None, "the mark is there");
+    }
+
+    #[test]
+    fn the_last_of_many_are_kept_oldest_first() {
+        let mut node = last_of(&["a", "b", "c"], 2, 1);
+        let context = node.context_mut();
+        let most = limits::QUARANTINED_KEPT_MAX as u64;
+        for step in 1..=most + 3 {
+            context.now = Now(1_000 * step);
+            context.quarantine(&manifest(step), &unmarked());
+        }
+        let kept = context.kept_damage(&job()).unwrap_or_default();
+        let steps: Vec<u64> = kept.iter().map(|it| it.step.get()).collect();
+        assert_eq!(steps, (4..=most + 3).collect::<Vec<u64>>());
     }
 }

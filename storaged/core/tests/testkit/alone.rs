@@ -6,7 +6,7 @@ use storaged_core::{
 };
 use storaged_wire::local::{Reply, Request};
 use storaged_wire::peer::PeerMessage;
-use storaged_wire::{NodeName, SlotId};
+use storaged_wire::{KeptNamespace, KeptRecord, NodeName, SlotId};
 
 pub struct Alone {
     pub node: Node,
@@ -98,6 +98,15 @@ impl Wanted {
             Output::Note(note) => Some(note),
             _ => None,
         })
+    }
+
+    /// What is to be kept of a job, as it is said last.
+    pub fn kept_job(&self) -> Option<&KeptNamespace> {
+        let kept = self.0.iter().filter_map(|output| match output {
+            Output::Keep(KeptRecord::Namespace(job)) => Some(&**job),
+            _ => None,
+        });
+        kept.last()
     }
 
     /// The tier is to be listed.

@@ -15,20 +15,31 @@ use storaged_wire::local::{Reply, Request, Role};
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{
-    Enclosed, Generation, Manifest, ManifestBytes, Namespace, Rank, RefusalCode, RunId, ShardEntry,
-    Step, WorldSize,
+    Enclosed, Generation, KeptDamage, KeptNamespace, KeptRecord, Manifest, ManifestBytes,
+    Namespace, Rank, RefusalCode, RunId, ShardEntry, Step, WorldSize,
 };
 
 /// The connection of a reader that is attached to a job.
 const READER: ConnId = ConnId(1);
+/// What is wrong with a copy.
+const MISMATCH: &str = "digest mismatch in chunk 1";
 
 /// A single node with a durable tier, and a reader attached to a job.
 fn start() -> Alone {
+    start_with(None)
+}
+
+/// The same, where an earlier daemon has kept this of the job.
+fn start_with(kept: Option<KeptNamespace>) -> Alone {
     let mut alone = Alone::new(Setup {
         durable: DurablePolicy::OnRequest,
         ..setup(name(0), members(1))
     });
     alone.now = 10_000;
+    if let Some(job) = kept {
+        let records = vec![KeptRecord::Namespace(Box::new(job))];
+        alone.handle(Input::Recovered { records });
+    }
     alone.handle(Input::Tick);
     let welcome = alone.greet(READER, hello(namespace(), Role::Reader));
     assert!(matches!(welcome, Some(Reply::Welcome { .. })));
@@ -41,7 +52,7 @@ fn hear_quarantine(alone: &mut Alone, step: u64) {
     let message = PeerMessage::Quarantined {
         manifest: damaged.name(),
         key: CheckpointKey::of(damaged.manifest()),
-        reason: "digest mismatch in chunk 1".into(),
+        reason: MISMATCH.into(),
     };
     alone.hear(&name(1), message);
 }
@@ -141,7 +152,7 @@ fn what_the_tier_sets_aside_is_passed_over_and_said() {
         run: RunId::new(1),
         step: Step::new(30),
         cause: SetAsideCause::Quarantined,
-        reason: "digest mismatch in chunk 1".into(),
+        reason: MISMATCH.into(),
     });
     let plan = offered(ask_with(&mut start(), PLAN, Ok(listing)));
     assert_eq!(plan.step, Step::new(20));
@@ -293,12 +304,9 @@ fn what_is_amiss_with_a_configuration_is_told_once_and_its_end_once_it_has_ended
     assert_eq!(told, [true, false, true, false]);
 }
 
-/// A tier that is read-only takes no marker, and who has just started knows nothing: its peers tell it as soon as their link
-/// is up, so its first plan leaves out what they found damaged.
-#[test]
-fn a_node_that_comes_up_is_told_of_what_was_found_damaged_here() {
-    let mut alone = start();
-    let plan = offered(ask_with(&mut alone, PLAN, Ok(holding(&[30, 20]))));
+/// A shard of step 30 is opened here, and its copy in the tier proves to be so.
+fn finds_damaged(alone: &mut Alone, fault: DurableFault) -> Wanted {
+    let plan = offered(ask_with(alone, PLAN, Ok(holding(&[30, 20]))));
     assert_eq!(plan.step, Step::new(30));
     let open = open_shard(plan.manifest, Rank::new(0), 5_000);
     let mut wanted = alone.ask(READER, open);
@@ -314,8 +322,12 @@ fn a_node_that_comes_up_is_told_of_what_was_found_damaged_here() {
         wanted = alone.handle(input);
     }
     let slot = wanted.fetched().expect("the tier is read");
-    let outcome = Err(DurableFault::Damaged("digest mismatch in chunk 1".into()));
-    alone.handle(Input::Fetched { slot, outcome });
+    let outcome = Err(fault);
+    alone.handle(Input::Fetched { slot, outcome })
+}
+
+/// A peer that comes up is told that step 30 is damaged.
+fn tells_of_damage(alone: &mut Alone) {
     let node = name(1);
     let up = Input::PeerUp {
         node: node.clone(),
@@ -331,4 +343,79 @@ fn a_node_that_comes_up_is_told_of_what_was_found_damaged_here() {
         _ => false,
     };
     assert!(told.sent().any(is_told), "{told:?}");
+}
+
+/// A tier that is read-only takes no marker, and who has just started knows nothing: its peers tell it as soon as their link
+/// is up, so its first plan leaves out what they found damaged.
+#[test]
+fn a_node_that_comes_up_is_told_of_what_was_found_damaged_here() {
+    let faults: [fn(String) -> DurableFault; 2] =
+        [DurableFault::Damaged, DurableFault::DamagedUnmarked];
+    for fault in faults {
+        let mut alone = start();
+        finds_damaged(&mut alone, fault(MISMATCH.into()));
+        tells_of_damage(&mut alone);
+    }
+}
+
+/// What the node keeps for its next daemon once a copy has proved to be so.
+fn kept_after(fault: DurableFault) -> Option<KeptNamespace> {
+    finds_damaged(&mut start(), fault).kept_job().cloned()
+}
+
+/// The tier is read-only, and the node's daemon is upgraded: the copy is as damaged as before.
+#[test]
+fn what_was_found_damaged_outlives_the_daemon_where_the_tier_took_no_mark() {
+    let kept = kept_after(DurableFault::DamagedUnmarked(MISMATCH.into()));
+    let expected = KeptDamage {
+        manifest: manifest(30).name(),
+        run: RunId::new(1),
+        step: Step::new(30),
+        reason: MISMATCH.into(),
+    };
+    let damaged = kept.as_ref().and_then(|job| job.damaged.clone());
+    assert_eq!(damaged, Some(vec![expected]));
+    let mut next = start_with(kept);
+    let plan = offered(ask_with(&mut next, PLAN, Ok(holding(&[30, 20]))));
+    assert_eq!(plan.step, Step::new(20));
+    assert!(plan.passed_over[0].reason.contains(MISMATCH), "{plan:?}");
+    let status = next.node.status_json(&storaged_core::Viewer::Operator);
+    assert!(status.contains(MISMATCH), "{status}");
+    tells_of_damage(&mut next);
+}
+
+/// Whoever mends the copy deletes the mark, and nobody remembers it.
+#[test]
+fn what_the_tier_has_a_mark_of_ends_with_the_daemon() {
+    let kept = kept_after(DurableFault::Damaged(MISMATCH.into()));
+    assert_eq!(kept.and_then(|job| job.damaged), None);
+}
+
+/// The copy was mended where nothing marks it: no daemon needs to be restarted, nor would that do.
+#[test]
+fn an_operator_takes_back_what_is_known_of_a_damaged_copy() {
+    let step = Step::new(30);
+    let kept = kept_after(DurableFault::DamagedUnmarked(MISMATCH.into()));
+    let mut found_here = start_with(kept);
+    let mut heard_of = start();
+    hear_quarantine(&mut heard_of, 30);
+    for alone in [&mut found_here, &mut heard_of] {
+        let plan = offered(ask_with(alone, PLAN, Ok(holding(&[30, 20]))));
+        assert_eq!(plan.step, Step::new(20));
+        let lifted = alone.ask(READER, Request::LiftQuarantine { step });
+        let Some(Reply::RestartsFailed(stands)) = lifted.reply() else {
+            panic!("{lifted:?}");
+        };
+        let stands: Vec<_> = stands.iter().map(|it| (it.step, it.times)).collect();
+        assert_eq!(stands, [(step, 0)]);
+        let kept = lifted.kept_job();
+        assert!(kept.is_none_or(|job| job.damaged.is_none()), "{kept:?}");
+        let status = alone.node.status_json(&storaged_core::Viewer::Operator);
+        assert!(!status.contains(MISMATCH), "{status}");
+        let plan = offered(ask_with(alone, PLAN, Ok(holding(&[30, 20]))));
+        assert_eq!(plan.step, step);
+        let again = alone.ask(READER, Request::LiftQuarantine { step });
+        let (code, _) = refused(again.reply().expect("an answer"));
+        assert_eq!(code, RefusalCode::NoCheckpoint);
+    }
 }

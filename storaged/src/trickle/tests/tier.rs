@@ -234,6 +234,27 @@ async fn a_shard_that_was_fetched_whole_for_this_node_is_not_read_to_be_known() 
     }
 }
 
+/// It can be read alone, or is full: whoever found it has to remember it for all.
+#[tokio::test(start_paused = true)]
+async fn a_damaged_checkpoint_of_which_the_tier_takes_no_mark_is_told_as_such() {
+    let mut world = World::new(0, Packing::None);
+    let saved = world.save_full(1..=2).await;
+    let flip = |bytes: &mut Vec<u8>| bytes[70_000] ^= 1;
+    world.change("job/run-1/step-2/__0_0.distcp", flip).await;
+    let full = FaultPlan {
+        full_after_bytes: Some(0),
+        ..FaultPlan::default()
+    };
+    world.trickle = world.through(full);
+    let error = world.fetch(&saved[1]).await.unwrap_err();
+    assert!(
+        matches!(error, DurableFault::DamagedUnmarked(_)),
+        "{error:?}"
+    );
+    world.restart();
+    assert_eq!(world.steps().await, [2, 1]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_missing_object_quarantines_too() {
     let mut world = World::new(0, Packing::None);

@@ -84,7 +84,7 @@ pub fn remember<T>(all: &mut Vec<T>, one: T) {
 /// The faults of a tier.
 pub fn tier_fault(which: u8) -> DurableFault {
     let text = "made to fail".to_owned();
-    let faults: [fn(String) -> DurableFault; 11] = [
+    let faults: [fn(String) -> DurableFault; 12] = [
         DurableFault::Unavailable,
         DurableFault::TimedOut,
         DurableFault::Denied,
@@ -96,6 +96,7 @@ pub fn tier_fault(which: u8) -> DurableFault {
         DurableFault::Unproven,
         DurableFault::Conflict,
         DurableFault::Local,
+        DurableFault::DamagedUnmarked,
     ];
     faults[usize::from(which) % faults.len()](text)
 }
