@@ -344,6 +344,10 @@ impl Daemon {
         if let Some(net) = &self.net {
             net.close().await;
         }
+        let leaving = self.leaving.as_ref();
+        if leaving.is_some_and(|leaving| leaving.is_for_good(&left)) {
+            self.give_up_memory();
+        }
         tracing::info!("stopped");
         self.place_taken
             .map_or(Ending::Told(left), Ending::PlaceTaken)

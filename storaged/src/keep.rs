@@ -160,6 +160,9 @@ pub trait DescriptorStore: Send + Sync + fmt::Debug {
     /// knows them may have written it.
     fn remove_unknown(&self) {}
 
+    /// Lets go of everything and takes nothing more: no daemon goes on with it. How many descriptors that were.
+    fn remove_all(&self) -> usize;
+
     /// Whether there is anybody: else records of the memory would be made for nothing.
     fn is_there(&self) -> bool {
         true
@@ -176,6 +179,10 @@ impl DescriptorStore for NoStore {
     }
 
     fn remove(&self, _: KeptName) {}
+
+    fn remove_all(&self) -> usize {
+        0
+    }
 
     fn is_there(&self) -> bool {
         false

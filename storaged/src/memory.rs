@@ -128,6 +128,11 @@ impl Memory {
         self.handover.missing()
     }
 
+    /// Has whoever keeps it let go of all of it, for good: it ends with this daemon. How many descriptors that were.
+    pub fn end_with_daemon(&self) -> usize {
+        self.handover.let_go_of_all()
+    }
+
     /// Makes and preallocates a slot, and hands it over.
     ///
     /// # Errors

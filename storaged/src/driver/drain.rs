@@ -37,6 +37,8 @@ pub(super) struct Drain {
     after: Option<Vec<StepAfterDrain>>,
     /// What became of the place.
     given_up: Option<String>,
+    /// Nobody counts on this node any more: it has no place, or was to go for good where files say who has one.
+    is_gone: bool,
     was_signalled: bool,
     was_heard: bool,
 }
@@ -51,6 +53,7 @@ impl Drain {
             left: Vec::new(),
             after: None,
             given_up: None,
+            is_gone: false,
             was_signalled: false,
             was_heard: false,
         }
@@ -74,6 +77,11 @@ impl Drain {
         self.phase != DrainPhase::Finishing
     }
 
+    /// Whether it has come to its end, and this node does not come back to what it has.
+    pub fn is_for_good(&self) -> bool {
+        self.phase == DrainPhase::Over && self.is_gone && self.left.is_empty()
+    }
+
     /// None if there was one before.
     pub fn first_signal(&mut self) -> Option<()> {
         (!std::mem::replace(&mut self.was_signalled, true)).then_some(())
@@ -90,6 +98,7 @@ impl Drain {
         // Who has lost its place has lost its links: it knows of no step any more what it bears.
         self.after = Some(end.after).filter(|_| self.given_up.is_none());
         let Some(members) = members else {
+            self.is_gone = self.place == PlaceAfter::GivenUp;
             self.over(None, now);
             return;
         };
@@ -106,6 +115,7 @@ impl Drain {
     pub fn place_is_gone(&mut self, taken: &PlaceTaken) {
         let PlaceTaken { epoch, change, .. } = taken;
         let what = format!("given up since epoch {epoch}: {change}");
+        self.is_gone = true;
         if self.phase == DrainPhase::GivingUpPlace {
             self.over(Some(what), Instant::now());
         } else {
@@ -149,5 +159,43 @@ impl Drain {
             place: self.given_up.clone(),
             after: self.after.clone(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without a registry.
+    fn drained(place: PlaceAfter, left: &[&str]) -> Drain {
+        let mut drain = Drain::of(DrainOrder {
+            within_ms: 1_000,
+            place,
+            bears: None,
+        });
+        assert!(!drain.is_for_good(), "it has not ended");
+        let left = left.iter().map(ToString::to_string).collect();
+        let after = Vec::new();
+        drain.finished(WorkEnd { left, after }, None, Instant::now());
+        drain
+    }
+
+    #[test]
+    fn memory_is_of_no_use_any_more_where_nothing_is_left_and_nobody_comes_back() {
+        assert!(drained(PlaceAfter::GivenUp, &[]).is_for_good());
+        assert!(!drained(PlaceAfter::Kept, &[]).is_for_good());
+        assert!(!drained(PlaceAfter::GivenUp, &["an upload"]).is_for_good());
+    }
+
+    /// Whatever its operator said: another node has the place.
+    #[test]
+    fn nor_does_one_come_back_that_has_lost_its_place() {
+        let mut drain = drained(PlaceAfter::Kept, &[]);
+        drain.place_is_gone(&PlaceTaken {
+            epoch: 3,
+            change: "n3 comes in place of n0".into(),
+            place: "n3 has the place n0 of this node".into(),
+        });
+        assert!(drain.is_for_good());
     }
 }

@@ -222,6 +222,21 @@ impl Daemon {
         self.memory.drop_parity(set);
     }
 
+    /// This node goes for good: no daemon goes on with its memory, which would be held for nobody.
+    pub(super) fn give_up_memory(&mut self) {
+        // First what would have it believed, should the rest not come through.
+        if let Some(journal) = self.journal.take() {
+            journal.give_up();
+        }
+        let descriptors = self.memory.end_with_daemon();
+        if descriptors > 0 {
+            tracing::info!(
+                descriptors,
+                "this node goes for good: its memory is not kept any longer"
+            );
+        }
+    }
+
     /// A journal that lacks something must not be read: it would bring back what was given up, and forget what was promised.
     fn stop_keeping(&mut self, error: &JournalError) {
         not_kept(error);

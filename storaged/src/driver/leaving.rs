@@ -77,6 +77,14 @@ impl Leaving {
         drain.first_signal()
     }
 
+    /// Whether nobody needs this node's memory any more: an operator had it go for good, and this is all that it leaves unfinished.
+    pub fn is_for_good(&self, left: &[String]) -> bool {
+        match &self.told_by {
+            ToldBy::Operator(drain) => drain.is_for_good() && left.is_empty(),
+            ToldBy::Signal | ToldBy::Registry => false,
+        }
+    }
+
     /// When it is to be looked at next.
     pub fn look_at(&self) -> Instant {
         self.look_at

@@ -44,6 +44,11 @@ impl Handover {
         self.store.remove_unknown();
     }
 
+    /// Lets go of everything, for good. How many descriptors that were.
+    pub fn let_go_of_all(&self) -> usize {
+        self.store.remove_all()
+    }
+
     /// How many descriptors the store did not take, of memory that is there.
     pub fn missing(&self) -> usize {
         let missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,6 +95,10 @@ pub(crate) mod tests {
         fn remove(&self, name: KeptName) {
             self.held.lock().unwrap().remove(&name);
         }
+
+        fn remove_all(&self) -> usize {
+            std::mem::take(&mut *self.held.lock().unwrap()).len()
+        }
     }
 
     #[derive(Debug)]
@@ -101,6 +110,10 @@ pub(crate) mod tests {
         }
 
         fn remove(&self, _: KeptName) {}
+
+        fn remove_all(&self) -> usize {
+            0
+        }
     }
 
     #[test]

@@ -356,6 +356,10 @@ mod tests {
         fn remove(&self, name: KeptName) {
             self.0.lock().unwrap().remove(&name);
         }
+
+        fn remove_all(&self) -> usize {
+            std::mem::take(&mut *self.0.lock().unwrap()).len()
+        }
     }
 
     fn name(number: u64) -> RecordName {

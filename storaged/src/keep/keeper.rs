@@ -387,6 +387,9 @@ impl KeeperProcess {
         let descriptors = self.held.table().len();
         match self.held.hand_on().await {
             AfterKeeper::Free => {}
+            AfterKeeper::Held if descriptors == 0 => {
+                tracing::info!("ending: the holder has nothing for this node")
+            }
             AfterKeeper::Held => {
                 tracing::info!(descriptors, "ending: the memory stays with the holder")
             }

@@ -43,12 +43,17 @@ pub struct SocketStore {
 struct Room {
     names: BTreeSet<KeptName>,
     most: usize,
+    /// Nothing is held for this daemon any more.
+    is_closed: bool,
 }
 
 impl Room {
     fn of(most: usize) -> Mutex<Self> {
-        let names = BTreeSet::new();
-        Mutex::new(Self { names, most })
+        Mutex::new(Self {
+            names: BTreeSet::new(),
+            most,
+            is_closed: false,
+        })
     }
 
     /// The last places are for journals: without a whole one nothing that is held is of use.
@@ -175,6 +180,11 @@ impl SocketStore {
 impl DescriptorStore for SocketStore {
     fn store(&self, name: KeptName, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         let mut room = self.room();
+        if room.is_closed {
+            return Err(io::Error::other(
+                "this daemon has had all of its memory let go of",
+            ));
+        }
         if !room.has_place_for(name) {
             let most = room.most;
             return Err(io::Error::other(format!(
@@ -196,6 +206,19 @@ impl DescriptorStore for SocketStore {
     fn remove_unknown(&self) {
         let names = std::mem::take(&mut *self.unknown());
         names.iter().for_each(|name| self.let_go(name));
+    }
+
+    fn remove_all(&self) -> usize {
+        let names = {
+            let mut room = self.room();
+            room.is_closed = true;
+            std::mem::take(&mut room.names)
+        };
+        for name in &names {
+            self.let_go(&name.to_string());
+        }
+        self.remove_unknown();
+        names.len()
     }
 }
 
@@ -226,6 +249,26 @@ mod tests {
         store.remove(KeptName::Journal(0));
         give(KeptName::Journal(4)).unwrap();
         give(SLOT).unwrap();
+    }
+
+    #[test]
+    fn whoever_has_let_go_of_all_hands_nothing_over_any_more() {
+        let (here, there) = UnixDatagram::pair().unwrap();
+        let store = SocketStore::to_keeper(here);
+        store.count([KeptName::Parity(0)].into_iter());
+        store.store(SLOT, slot(b"x").as_fd()).unwrap();
+        assert_eq!(store.remove_all(), 2);
+        let said: Vec<String> = (0..3).map(|_| next(&there).0).collect();
+        assert_eq!(
+            said,
+            [
+                "FDSTORE=1\nFDNAME=slot-3",
+                "FDSTOREREMOVE=1\nFDNAME=slot-3",
+                "FDSTOREREMOVE=1\nFDNAME=parity-0",
+            ]
+        );
+        assert!(store.store(SLOT, slot(b"x").as_fd()).is_err());
+        assert_eq!(store.remove_all(), 0);
     }
 
     const SLOT: KeptName = KeptName::Slot(SlotId::new(3));

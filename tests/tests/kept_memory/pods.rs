@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 
 use storaged::cluster::child_of;
 use storaged_tests::holder::Holder;
@@ -188,6 +188,124 @@ fn what_was_stopped_in_order_is_there_until_an_operator_lets_go_of_it() -> Resul
     system.cluster.wait_for_links()?;
     ensure!(takeovers(&system)? == 1, "not one takeover");
     Ok(())
+}
+
+/// An operator drains the first node, as a hook does whose machine goes.
+fn drain(system: &System, arguments: &[&str]) -> Result<Output> {
+    let mut command = Command::new(executable());
+    command.arg("drain").args(arguments).arg("--socket");
+    command.arg(system.cluster.socket(0).with_file_name("admin.sock"));
+    command.output().context("storaged drain")
+}
+
+/// Both processes of the first node have ended, and nothing is lost with its memory, which nobody has any more.
+fn is_gone_without_a_trace(system: &mut System, holder: &Holder, drained: &Output) -> Result<()> {
+    ensure!(drained.status.success(), "{}", said(drained));
+    let ended = system.cluster.wait(0)?.context("its end")?;
+    ensure!(ended.success(), "{ended}");
+    wait("a holder that has let go", || {
+        let held = holder.held()?;
+        ensure!(held == 0, "{held} are held");
+        Ok(())
+    })?;
+    let released = holder.release()?;
+    ensure!(
+        said(&released).contains("let go of 0 descriptors"),
+        "{}",
+        said(&released)
+    );
+    let log = fs::read_to_string(system.cluster.log(0))?;
+    ensure!(!log.contains("the memory stays with the holder"), "{log}");
+    Ok(())
+}
+
+fn page_says(system: &System, node: usize, what: &str) -> Result<()> {
+    let page = system.cluster.page(node, "/readyz")?;
+    ensure!(page.body.contains(what), "{}", page.body);
+    Ok(())
+}
+
+/// A spare has its place, and what it held from peers: on this machine it would be memory for nobody.
+#[test]
+fn a_node_that_gives_up_its_place_leaves_nothing_with_its_holder() -> Result<()> {
+    let mut system = System::with_registry(4, 3, Some((2, 1)), "replace_after = \"1h\"\n")?;
+    let holder = Holder::start(&mut system, 0)?;
+    for node in 0..3 {
+        system.cluster.start(node)?;
+    }
+    (0..3).try_for_each(|node| system.cluster.wait_for_peers(node, 2))?;
+    let (run, mut trainers) = system.trainers(2)?;
+    save_protected(&system, run, &mut trainers, 10)?;
+    drop(trainers);
+    holder.wait_for_all(&system, 0)?;
+    system.cluster.start(3)?;
+    wait("a spare", || page_says(&system, 3, "spare"))?;
+    let drained = drain(&system, &[])?;
+    is_gone_without_a_trace(&mut system, &holder, &drained)?;
+    system.cluster.wait_for_peers(3, 2)?;
+    wait("what it held at the spare", || system.bears(1, 1))?;
+    // Whoever starts daemons starts this one again.
+    system.cluster.start(0)?;
+    wait("a node that waits", || {
+        page_says(&system, 0, "storaged node admit")
+    })?;
+    let admitted = Command::new(executable())
+        .args(["node", "admit", "n0", "--config"])
+        .arg(system.cluster.config_path(0))
+        .output()?;
+    ensure!(admitted.status.success(), "{}", said(&admitted));
+    wait("another spare", || page_says(&system, 0, "spare"))?;
+    system.restore(&[3, 1], 10, &shards(2, 10))?;
+    ensure!(takeovers(&system)? == 0, "it took old memory over");
+    Ok(())
+}
+
+/// Where files say which nodes there are, it may come back: as one that has been away without its memory.
+#[test]
+fn a_node_that_is_drained_for_good_comes_back_with_nothing_and_gets_all_from_peers() -> Result<()> {
+    let (mut system, holder, ..) = protected()?;
+    let drained = drain(&system, &[])?;
+    is_gone_without_a_trace(&mut system, &holder, &drained)?;
+    system.cluster.start(0)?;
+    system.cluster.wait_for_links()?;
+    bears_again(&system)?;
+    wait("its shard from peers", || {
+        let rungs = system.restore(&[0, 1], 10, &shards(2, 10))?;
+        ensure!(rungs == [Rung::OwnRam, Rung::OwnRam], "{rungs:?}");
+        Ok(())
+    })?;
+    ensure!(takeovers(&system)? == 0, "it took old memory over");
+    holder.wait_for_all(&system, 0)
+}
+
+#[test]
+fn a_drained_node_that_comes_back_finds_its_memory_with_its_holder() -> Result<()> {
+    let (mut system, holder, ..) = protected()?;
+    let drained = drain(&system, &["--keep-place"])?;
+    ensure!(drained.status.success(), "{}", said(&drained));
+    system.cluster.wait(0)?.context("its end")?;
+    ensure!(holder.held()? > 0);
+    next_pod_has_all(&mut system, 10)
+}
+
+/// Its time was over before others had what it has: an operator may start it again for that.
+#[test]
+fn what_would_be_lost_with_a_drained_node_stays_with_its_holder() -> Result<()> {
+    let (mut system, holder, ..) = protected()?;
+    system.cluster.kill(2)?;
+    wait("a loss", || system.bears(0, 0))?;
+    let drained = drain(&system, &["--deadline", "1s"])?;
+    ensure!(drained.status.code() == Some(75), "{}", said(&drained));
+    let ended = system.cluster.wait(0)?.context("its end")?;
+    ensure!(ended.code() == Some(75), "{ended}");
+    ensure!(holder.held()? > 0);
+    system.cluster.start(2)?;
+    system.cluster.start(0)?;
+    system.cluster.wait_for_links()?;
+    let rungs = system.restore(&[0, 1], 10, &shards(2, 10))?;
+    ensure!(rungs == [Rung::OwnRam, Rung::OwnRam], "{rungs:?}");
+    ensure!(takeovers(&system)? == 1, "not one takeover");
+    bears_again(&system)
 }
 
 /// Neither the keeper nor a next pod mends a daemon that ends of what it finds.
