@@ -9,9 +9,26 @@
 #
 # Arguments go to storaged drain where the machine goes: with --keep-place one that comes back, as after maintenance, needs no
 # `storaged node admit`.
-# STORAGED_RESTART_WAIT_S (600) is the longest wait, and STORAGED_LEAVE_S (20) what it leaves of the pod's time to the drain.
+# STORAGED_RESTART_WAIT_S (600) is the longest wait, and STORAGED_LEAVE_S (20) what it leaves of the pod's time to the drain. Every
+# STORAGED_LOOK_S (15) it asks whether the machine goes. All are in seconds, fractions rounded up: the shell counts in whole ones.
 set -u
-end=$(($(date +%s) + ${STORAGED_RESTART_WAIT_S:-600}))
+# seconds NAME VALUE DEFAULT: the value as a whole number, or the default in place of what is none.
+seconds() {
+    whole=${2%%.*}
+    whole=${whole#"${whole%%[!0]*}"}
+    case $2 in
+        . | *[!0-9.]* | *.*.*)
+            echo "expected seconds in $1, got $2: it is taken for $3" >&2
+            whole=$3
+            ;;
+        *.*[1-9]*) whole=$((${whole:-0} + 1)) ;;
+    esac
+    echo "${whole:-0}"
+}
+restart_wait=$(seconds STORAGED_RESTART_WAIT_S "${STORAGED_RESTART_WAIT_S:-600}" 600)
+leave=$(seconds STORAGED_LEAVE_S "${STORAGED_LEAVE_S:-20}" 20)
+look=$(seconds STORAGED_LOOK_S "${STORAGED_LOOK_S:-15}" 15)
+end=$(($(date +%s) + restart_wait))
 # By when a drain must be done, as far as the API server has said so. The kubelet counts from when it runs this hook, and anew where a
 # later order to delete the pod gives less time.
 gone=
@@ -32,10 +49,10 @@ while true; do
     fi
     may_hand=$((now >= hand_at))
     # Another try takes up to ten seconds, which must not be the drain's.
-    if [ "$hand_at" -gt 0 ] && [ -n "$gone" ] && [ $((left - 10)) -lt "${STORAGED_LEAVE_S:-20}" ]; then
+    if [ "$hand_at" -gt 0 ] && [ -n "$gone" ] && [ $((left - 10)) -lt "$leave" ]; then
         may_hand=0
     fi
-    if [ -n "${STORAGED_HOLDER:-}" ] && [ "$may_hand" -eq 1 ] && storaged going --stays >/dev/null; then
+    if [ -n "${STORAGED_HOLDER:-}" ] && [ "$may_hand" -eq 1 ] && [ "$going" -eq 3 ]; then
         hand_at=$((now + 30))
         limit=10
         if [ -n "$gone" ] && [ $((left / 2)) -lt "$limit" ]; then
@@ -47,7 +64,7 @@ while true; do
         continue
     fi
     wait=$((end - now))
-    own=$((left - ${STORAGED_LEAVE_S:-20}))
+    own=$((left - leave))
     if [ -n "$gone" ] && [ "$own" -lt "$wait" ]; then
         wait=$own
     fi
@@ -58,7 +75,6 @@ while true; do
         fi
         exit 1
     fi
-    look=${STORAGED_LOOK_S:-15}
     if storaged restart-safe --wait --timeout "$((wait < look ? wait : look))"; then
         exit 0
     fi

@@ -409,11 +409,11 @@ class Kubernetes:
     def machine_goes(self) -> None:
         third, spare = self.pool[2], self.reserve
         with self.check("storaged going says that a node stays, and that one goes that is cordoned"):
-            self.first.does("storaged", "going", code=1)
+            self.first.does("storaged", "going", code=3)
             self.cluster.does("cordon", self.first.name)
             expect(re.fullmatch(r"\d+s\n", self.first.does("storaged", "going")) is not None, "no time")
             self.cluster.does("uncordon", self.first.name)
-            self.first.does("storaged", "going", code=1)
+            self.first.does("storaged", "going", code=3)
         with self.check("the pod of a cordoned node is deleted: the hook drains the daemon first, and the next one has its place"):
             self.cluster.does("cordon", third.name)
             name = third.pod()["metadata"]["name"]

@@ -415,7 +415,8 @@ fn pre_stop(api: &ApiServer, system: &System, node: usize) -> Result<Command> {
         .env("PATH", path)
         .env("STORAGED_SOCKET", socket.with_file_name("admin.sock"))
         .env("STORAGED_KUBERNETES_SERVER", api.server())
-        .env("STORAGED_LOOK_S", "1")
+        // As daemon.sh may have it in the same pod: a second here.
+        .env("STORAGED_LOOK_S", "0.5")
         .env("NODE_NAME", "worker")
         .env("POD_NAME", "storaged-x")
         .env("POD_NAMESPACE", NAMESPACE)
@@ -614,14 +615,14 @@ fn who_goes_hears_how_long_a_drain_may_take() -> Result<()> {
     api.put(NODE, json!({"spec": {}}));
     let stays = going()?;
     ensure!(
-        stays.status.code() == Some(1) && stays.stdout.is_empty(),
+        stays.status.code() == Some(3) && stays.stdout.is_empty(),
         "{stays:?}"
     );
     // The pod alone ends.
     api.put(POD, json!({"metadata": {"deletionGracePeriodSeconds": 30}}));
     let stays = going()?;
     ensure!(
-        stays.status.code() == Some(1) && stays.stdout == b"25s\n",
+        stays.status.code() == Some(3) && stays.stdout == b"25s\n",
         "{stays:?}"
     );
     // Its kubelet ends it, before the node says why.

@@ -12,10 +12,12 @@ use crate::membership::{ApiAccess, ApiServer, KubernetesError, PodEnd};
 
 /// What a pod's end needs beside the drain.
 const RESERVE: Duration = Duration::from_secs(5);
+/// The machine is known to stay. Nothing that fails ends so.
+const EXIT_STAYS: u8 = 3;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Asks the API server of Kubernetes, as a pod does. A node goes if it is cordoned (`kubectl drain`), deleted, shutting down, or has a taint\nof one that goes (cluster autoscaler, Karpenter, spot notices). Stdout then has how long a drain may take, for\n`storaged drain --deadline`; the reason is on stderr. Where it stays, stdout has that time if the pod alone was told to end.\nIt counts from when the pod was told. Exit codes: 0 it goes, 1 it stays, or nobody says; with --stays 0 only if it is known to stay."
+    after_help = "Asks the API server of Kubernetes, as a pod does. A node goes if it is cordoned (`kubectl drain`), deleted, shutting down, or has a taint\nof one that goes (cluster autoscaler, Karpenter, spot notices). Stdout then has how long a drain may take, for\n`storaged drain --deadline`; the reason is on stderr. Where it stays, stdout has that time if the pod alone was told to end.\nIt counts from when the pod was told. Exit codes: 0 it goes, 3 it is known to stay, 1 nobody says."
 )]
 pub struct GoingArgs {
     /// The node in Kubernetes that this pod is on
@@ -30,9 +32,6 @@ pub struct GoingArgs {
     /// What a drain may take where the pod was not told to end: the machine itself ends
     #[arg(long, default_value = "25s")]
     deadline: Span,
-    /// Ask the other way round: exit code 0 if the machine is known to stay, else 1
-    #[arg(long)]
-    stays: bool,
     /// The API server, if not that of the pod's environment
     #[arg(long, env = "STORAGED_KUBERNETES_SERVER")]
     server: Option<String>,
@@ -63,7 +62,7 @@ pub fn going(args: &GoingArgs) -> Result<ExitCode, CliError> {
             }
             stays?;
             eprintln!("node {} stays", args.node);
-            return Ok(u8::from(!args.stays).into());
+            return Ok(EXIT_STAYS.into());
         }
     };
     eprintln!("node {} goes: {why}", args.node);
@@ -74,7 +73,7 @@ pub fn going(args: &GoingArgs) -> Result<ExitCode, CliError> {
         Some(grace) => grace.min(usual),
         None => usual,
     });
-    Ok(u8::from(args.stays).into())
+    Ok(ExitCode::SUCCESS)
 }
 
 fn tell(within: Duration) {

@@ -190,7 +190,7 @@ impl CliError {
 #[command(
     name = "storaged",
     version,
-    after_help = "First steps:\n  storaged run                      one node, no config\n  storaged status                   what it holds\n  storaged cert ca DIR              certificates for a cluster, then `storaged cert issue DIR NAME`\n  storaged run --config FILE        one node of a cluster\n\nExit codes: 0 success, 1 failure, 2 wrong arguments, 74 a daemon that is to be started\nagain (SIGUSR2, or another node has its place), 75 one that was stopped with work unfinished, 78 a configuration that cannot be used;\nof `storaged plan --verdict` also 10 to 13 (`storaged plan --help`)."
+    after_help = "First steps:\n  storaged run                      one node, no config\n  storaged status                   what it holds\n  storaged cert ca DIR              certificates for a cluster, then `storaged cert issue DIR NAME`\n  storaged run --config FILE        one node of a cluster\n\nExit codes: 0 success, 1 failure, 2 wrong arguments, 74 a daemon that is to be started\nagain (SIGUSR2, or another node has its place), 75 one that was stopped with work unfinished, 78 a configuration that cannot be used;\nof `storaged plan --verdict` also 10 to 13 (`storaged plan --help`), of `storaged going` 3."
 )]
 pub struct Cli {
     #[command(subcommand)]

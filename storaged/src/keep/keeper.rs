@@ -377,7 +377,7 @@ impl KeeperProcess {
         })
     }
 
-    /// Its own end is the holder's to outlive, whatever the daemon's was: who has given up its place lets go of everything when it comes back.
+    /// Its own end is the holder's to outlive, whatever the daemon's was: one that went for good has had everything let go of.
     async fn run(mut self) -> Result<u8, KeepError> {
         tokio::select! {
             taken = self.held.take_over() => taken?,
@@ -385,7 +385,18 @@ impl KeeperProcess {
         }
         let code = self.keep_daemon().await?;
         let descriptors = self.held.table().len();
-        match self.held.hand_on().await {
+        let (signals, was_told) = (&mut self.signals, self.is_ending);
+        let told_once_more = async {
+            if !was_told {
+                signals.end().await;
+            }
+            signals.end().await
+        };
+        let after = tokio::select! {
+            after = self.held.hand_on() => after,
+            _ = told_once_more => AfterKeeper::Unsure,
+        };
+        match after {
             AfterKeeper::Free => {}
             AfterKeeper::Held if descriptors == 0 => {
                 tracing::info!("ending: the holder has nothing for this node")

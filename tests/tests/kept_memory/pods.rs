@@ -190,6 +190,34 @@ fn what_was_stopped_in_order_is_there_until_an_operator_lets_go_of_it() -> Resul
     Ok(())
 }
 
+/// As a daemon that is told a second time waits for nothing any more.
+#[test]
+fn a_keeper_that_is_told_twice_to_end_waits_for_no_holder() -> Result<()> {
+    let (mut system, holder, ..) = protected()?;
+    holder.signal(Signal::STOP)?;
+    system.cluster.signal(0, Signal::TERM)?;
+    wait("the end of the daemon", || {
+        ensure!(system.cluster.daemon_below(0).is_none());
+        Ok(())
+    })?;
+    let told = Instant::now();
+    system.cluster.signal(0, Signal::TERM)?;
+    system.cluster.wait(0)?.context("its end")?;
+    ensure!(
+        told.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        told.elapsed()
+    );
+    let log = fs::read_to_string(system.cluster.log(0))?;
+    ensure!(
+        log.contains("ending, and the holder has not said that it has the memory"),
+        "{log}"
+    );
+    holder.signal(Signal::CONT)?;
+    ensure!(holder.held()? > 0);
+    next_pod_has_all(&mut system, 10)
+}
+
 /// An operator drains the first node, as a hook does whose machine goes.
 fn drain(system: &System, arguments: &[&str]) -> Result<Output> {
     let mut command = Command::new(executable());
