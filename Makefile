@@ -214,6 +214,11 @@ lifetime: network-packages ## Restarts, upgrades, lost nodes, a real S3 server a
 	@$(BUILD) "building the release of the daemon and of what kills it" $(CARGO) build --release -p storaged -p storaged-tests --bin storaged --bin lifetime
 	@target/release/lifetime --kills $(or $(KILLS),200) --seed $(or $(SEED),1) $(if $(ONLY),--only $(ONLY)) $(LIFETIME_WRITE)
 
+.PHONY: upgrade
+upgrade: packages ## A cluster of another commit's daemons upgraded to this one's under a saving job, and back (FROM=commit; a quarter of an hour)
+	@[ -n "$(FROM)" ] || { echo "expected FROM=COMMIT" >&2; exit 2; }
+	@python3 tests/upgrade/upgrade.py --from "$(FROM)" $(LIFETIME_WRITE)
+
 .PHONY: torture
 torture: ## 1,000 kills of trainers' processes, daemons, keepers and nodes in the middle of saves, then ten minutes of each fuzz target (KILLS=1000 SEED=1 SECONDS=600)
 	@$(MAKE) lifetime ONLY=torture KILLS=$(or $(KILLS),1000)

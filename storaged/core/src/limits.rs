@@ -129,6 +129,13 @@ pub const LISTEN_FAR_MS: u64 = 6_500;
 /// 0.17 at 1,250 nodes.
 pub const NEAR_NODES_MAX: usize = 256;
 
+/// So many nodes, the first in order, are near to all others of a larger cluster: the first of them that is in sight gives places up, and the
+/// next one if it is the first that is lost.
+pub const WATCHERS: usize = 2;
+
+/// Most nodes of a cluster of which that is so: it takes 0.28 cores of each of the first ones then.
+pub const WATCHED_NODES_MAX: usize = 2_048;
+
 /// A manifest is sealed so often anew because a daemon that had announced a part of it ended meanwhile. Whoever announces something else each time
 /// would have it sealed without end.
 pub const SEALED_ANEW_MAX: u8 = 3;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use storaged_core::limits::NEAR_NODES_MAX;
+use storaged_core::limits::{NEAR_NODES_MAX, WATCHED_NODES_MAX, WATCHERS};
 use storaged_core::{DurableForm, RunAuthority, Setup};
 use storaged_plan::Member;
 use storaged_wire::{Generation, Geometry, NodeName};
@@ -91,18 +91,27 @@ pub(super) fn watch_certificates(config: &Config) -> WatchedFiles {
 }
 
 /// Those whose death a node must know of as soon as can be: all others of a small cluster, where whoever says what a step bears or gives up
-/// a place shares no group with the dead one more often than not; of a larger one those that share a coding group with it.
+/// a place shares no group with the dead one more often than not; of a larger one those that share a coding group with it, and the first in
+/// order, which give places up.
 pub(super) fn near(
     members: &[Member],
     geometry: Option<Geometry>,
     own: &NodeName,
 ) -> BTreeSet<NodeName> {
-    if members.len() <= NEAR_NODES_MAX {
+    let first = if members.len() <= WATCHED_NODES_MAX {
+        &members[..members.len().min(WATCHERS)]
+    } else {
+        &[]
+    };
+    let is_first = first.iter().any(|member| member.name == *own);
+    if members.len() <= NEAR_NODES_MAX || is_first {
         let others = members.iter().map(|member| &member.name);
         return others.filter(|name| *name != own).cloned().collect();
     }
     let groups = geometry.and_then(|it| storaged_plan::groups(members, it).ok());
-    storaged_plan::group_peers(&groups.unwrap_or_default(), own)
+    let mut near = storaged_plan::group_peers(&groups.unwrap_or_default(), own);
+    near.extend(first.iter().map(|member| member.name.clone()));
+    near
 }
 
 /// What runs sessions here; without links it has no streams.
@@ -165,7 +174,7 @@ mod tests {
 
     fn members(count: usize) -> Vec<Member> {
         let member = |number: usize| Member {
-            name: NodeName::new(format!("n{number:03}")).expect("a name"),
+            name: NodeName::new(format!("n{number:04}")).expect("a name"),
             failure_domain: format!("rack-{number}"),
             cordon: Default::default(),
             seat: None,
@@ -173,22 +182,40 @@ mod tests {
         (0..count).map(member).collect()
     }
 
+    /// Those that are near to the node of a place.
+    fn near_to(place: usize, nodes: usize, geometry: Option<Geometry>) -> BTreeSet<NodeName> {
+        let members = members(nodes);
+        let own = &members[place].name;
+        let near = near(&members, geometry, own);
+        assert!(!near.contains(own));
+        near
+    }
+
     /// Also where nothing is coded: a place is given up by nodes of all groups.
     #[test]
     fn all_nodes_of_a_small_cluster_are_near_and_of_a_large_one_those_of_a_group() {
         let geometry = Some(Geometry::new(8, 2).expect("a code"));
-        let count = |nodes: usize, geometry| {
-            let members = members(nodes);
-            let near = near(&members, geometry, &members[0].name);
-            assert!(!near.contains(&members[0].name));
-            near.len()
-        };
         for geometry in [None, geometry] {
-            assert_eq!(count(1, geometry), 0);
-            assert_eq!(count(NEAR_NODES_MAX, geometry), NEAR_NODES_MAX - 1);
+            assert_eq!(near_to(0, 1, geometry).len(), 0);
+            let all = near_to(NEAR_NODES_MAX - 1, NEAR_NODES_MAX, geometry);
+            assert_eq!(all.len(), NEAR_NODES_MAX - 1);
         }
-        let group = count(NEAR_NODES_MAX + 1, geometry);
+        let group = near_to(NEAR_NODES_MAX, NEAR_NODES_MAX + 1, geometry).len();
         assert!((9..30).contains(&group), "{group}");
-        assert_eq!(count(NEAR_NODES_MAX + 1, None), 0);
+    }
+
+    /// Else a node that shares no group with them would be missed 6 s after its death, and replaced so much later.
+    #[test]
+    fn who_gives_places_up_is_near_to_all_nodes_of_a_large_cluster_too() {
+        for nodes in [NEAR_NODES_MAX + 1, WATCHED_NODES_MAX] {
+            let watchers: BTreeSet<_> = (0..WATCHERS)
+                .map(|place| {
+                    assert_eq!(near_to(place, nodes, None).len(), nodes - 1);
+                    members(nodes)[place].name.clone()
+                })
+                .collect();
+            assert_eq!(near_to(nodes - 1, nodes, None), watchers);
+        }
+        assert_eq!(near_to(0, WATCHED_NODES_MAX + 1, None).len(), 0);
     }
 }

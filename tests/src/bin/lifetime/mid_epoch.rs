@@ -26,15 +26,6 @@ use crate::nodes::{ENDED, are_in_session, tell, until};
 
 /// A session begins within this time, if it can: where nodes wait for an epoch that a step is of, it need not.
 const BEGINS: Duration = Duration::from_millis(300);
-/// So many losses of a geometry are tried, if it has more, spread over all.
-const SAMPLE: usize = 45;
-
-/// Losses of one to m nodes of the group and the one beside it.
-fn sample(nodes: Nodes) -> Vec<Vec<usize>> {
-    let all = losses(nodes.all() + 1, nodes.m);
-    let every = all.len().div_ceil(SAMPLE).max(1);
-    all.into_iter().step_by(every).collect()
-}
 
 /// A cluster that is led from epoch to epoch while it saves.
 struct Changing {
@@ -312,12 +303,12 @@ fn point(system: &System, node: usize, there: &Path) -> Result<()> {
     Ok(std::fs::rename(made, link)?)
 }
 
-/// All losses of (4, 2) and (6, 2), and a sample of those of (8, 3).
+/// All losses of one to m nodes of the group and the one beside it.
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let (mut all, mut missed, mut in_session) = (Count::default(), 0, 0);
     for nodes in GEOMETRIES {
         let mut changing = Changing::start(nodes)?;
-        for lost in sample(nodes) {
+        for lost in losses(nodes.all() + 1, nodes.m) {
             let outcome = changing.lose(&lost);
             missed += std::mem::take(&mut changing.missed);
             in_session += std::mem::take(&mut changing.in_session);
