@@ -13,7 +13,7 @@ mod inherited;
 mod journal;
 pub mod keeper;
 mod kept_daemon;
-mod message;
+pub mod message;
 mod packets;
 mod parity_table;
 mod store;

@@ -7,9 +7,17 @@ use super::DESCRIPTORS_MAX;
 use super::message::{HolderName, ToHolder};
 
 /// Descriptors by name, a bounded number of them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Table {
     held: BTreeMap<HolderName, OwnedFd>,
+    /// So many names at most.
+    most: usize,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self::of_at_most(DESCRIPTORS_MAX)
+    }
 }
 
 /// What became of a datagram.
@@ -29,11 +37,22 @@ pub enum Taken {
 }
 
 impl Table {
+    /// An empty one, for so many names.
+    pub fn of_at_most(most: usize) -> Self {
+        let held = BTreeMap::new();
+        Self { held, most }
+    }
+
+    /// An empty one, for as many names as this one.
+    pub fn emptied(&self) -> Self {
+        Self::of_at_most(self.most)
+    }
+
     /// Does what a datagram says.
     pub fn take(&mut self, body: &[u8], descriptor: Option<OwnedFd>) -> Taken {
         match (ToHolder::decode(body), descriptor) {
             (Some(ToHolder::Store(name)), Some(descriptor)) => {
-                if self.held.len() >= DESCRIPTORS_MAX && !self.held.contains_key(&name) {
+                if self.held.len() >= self.most && !self.held.contains_key(&name) {
                     return Taken::Full;
                 }
                 self.put(name.clone(), descriptor);
