@@ -25,7 +25,7 @@ use tokio::sync::Semaphore;
 
 use crate::driver::chain;
 use crate::encode::{BlockSink, BlockState, Blocks, Proof};
-use crate::keep::{DescriptorStore, Handover, KeptName, ParityRow, ParityTable};
+use crate::keep::{DescriptorStore, Handover, KeptBy, KeptName, ParityRow, ParityTable};
 use crate::parity_memory::{ParityBlock, ParityMemory};
 use crate::verify::ParityCheck;
 
@@ -126,6 +126,11 @@ impl Memory {
     /// How many descriptors of slots and parity the store did not take: what a restart would lose.
     pub fn missing_in_store(&self) -> usize {
         self.handover.missing()
+    }
+
+    /// Who has all of it once this daemon has ended.
+    pub fn kept_by(&self) -> KeptBy {
+        self.handover.kept_by()
     }
 
     /// Makes and preallocates a slot, and hands it over.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{DescriptorStore, KeptName};
+use super::{DescriptorStore, KeptBy, KeptName};
 
 /// A store, and what it did not take.
 #[derive(Debug)]
@@ -42,6 +42,11 @@ impl Handover {
     /// Lets go of what nobody of this release would ever use.
     pub fn let_go_unknown(&self) {
         self.store.remove_unknown();
+    }
+
+    /// Who has it once this daemon has ended.
+    pub fn kept_by(&self) -> KeptBy {
+        self.store.kept_by()
     }
 
     /// How many descriptors the store did not take, of memory that is there.

@@ -454,7 +454,8 @@ impl HeldMemory {
         match table.take(body, descriptor) {
             Taken::Stored(_) | Taken::Removed(_) => Reaction::None,
             Taken::Asked => Reaction::List(self.table.names().collect()),
-            Taken::Odd | Taken::Full => self.missed(connection),
+            // A holder has none of its own to tell of.
+            Taken::Watched | Taken::Odd | Taken::Full => self.missed(connection),
         }
     }
 

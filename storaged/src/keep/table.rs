@@ -29,6 +29,8 @@ pub enum Taken {
     Removed(HolderName),
     /// The names of all descriptors are asked for.
     Asked,
+    /// What becomes of the keeper's holder is asked for.
+    Watched,
     /// It is not of the fixed form, or has a descriptor where there should be none, or none where there should be one. The descriptor
     /// is closed.
     Odd,
@@ -63,6 +65,7 @@ impl Table {
                 Taken::Removed(name)
             }
             (Some(ToHolder::List), None) => Taken::Asked,
+            (Some(ToHolder::Watch), None) => Taken::Watched,
             _ => Taken::Odd,
         }
     }
@@ -154,6 +157,7 @@ mod tests {
         assert_eq!(content(&table, "slot-1"), Some(b"2".into()));
         assert_eq!(table.len(), 2);
         assert_eq!(table.take(b"FDLIST=1", None), Taken::Asked);
+        assert_eq!(table.take(b"FDHOLDER=1", None), Taken::Watched);
         let names: Vec<String> = table.names().map(|name| name.to_string()).collect();
         assert_eq!(names, ["later-1", "slot-1"]);
         for _ in 0..2 {

@@ -140,11 +140,11 @@ fn reads_back(body: &[u8]) {
     }
     let changed = change.as_ref().and_then(|change| match change {
         ToHolder::Store(name) | ToHolder::Remove(name) => Some(name),
-        ToHolder::List => None,
+        ToHolder::List | ToHolder::Watch => None,
     });
     let held = given.as_ref().and_then(|given| match given {
         FromKeeper::Held(name) => Some(name),
-        FromKeeper::End(_) => None,
+        FromKeeper::End(_) | FromKeeper::Holder(_) => None,
     });
     if let Some(name) = changed.or(held) {
         assert!(is_name(name.as_str()), "{name}");

@@ -1,7 +1,8 @@
 //! What fuzzing of the holder begins with: what keepers and operators do, and everything that is said.
 
 use storaged::keep::message::{
-    FromKeeper, HeldCount, HoldAnswer, HoldOrder, HolderName, KeeperIdentity, ToHolder,
+    FromKeeper, HeldCount, HoldAnswer, HoldOrder, HolderName, HolderReport, KeeperIdentity,
+    ToHolder,
 };
 
 use super::said::{STEPS, Step};
@@ -170,8 +171,15 @@ fn texts() -> Vec<String> {
         ToHolder::Store(name()),
         ToHolder::Remove(name()),
         ToHolder::List,
+        ToHolder::Watch,
     ];
-    let given = [FromKeeper::Held(name()), FromKeeper::End(3)];
+    let given = [
+        FromKeeper::Held(name()),
+        FromKeeper::End(3),
+        FromKeeper::Holder(HolderReport::Absent),
+        FromKeeper::Holder(HolderReport::HasAll),
+        FromKeeper::Holder(HolderReport::Lacks { since: 7 }),
+    ];
     let odd = ["READY=1", "FDSTORE=1\nFDNAME=a:b", "HOLDDAEMON=+9", ""];
     let mut texts = orders.map(HoldOrder::encode).to_vec();
     texts.extend(answers.map(HoldAnswer::encode));
