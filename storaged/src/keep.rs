@@ -3,17 +3,19 @@
 //!
 //! Such a process is systemd, or our keeper (`keeper`, its table in `table`): the daemon hands descriptors to both over one protocol
 //! (`store`, `message`), and finds at its start what the one before it left (`inherited`). A keeper that ends with its pod hands on what it
-//! has to a holder (`holder_link`, `holdings`), a process of its own (`holder`, over `packets`).
+//! has to a holder (`holder_link`, `holdings`), a process of its own (`holder`, over `packets`), and tells the daemon whether that one has all of
+//! it (`holder_reports`).
 
 mod handover;
 pub mod holder;
 mod holder_link;
+mod holder_reports;
 mod holdings;
 mod inherited;
 mod journal;
 pub mod keeper;
 mod kept_daemon;
-mod message;
+pub mod message;
 mod packets;
 mod parity_table;
 mod store;
@@ -36,6 +38,7 @@ pub use inherited::{Holding, Inherited};
 pub use journal::{
     JournalContents, JournalError, MemoryJournal, Records, empty_journal, read_journal,
 };
+pub use message::HolderReport;
 pub use parity_table::{CellName, ParityRow, ParityTable, ParityTableError};
 pub use store::SocketStore;
 
@@ -49,6 +52,9 @@ pub const HOLDER_VARIABLE: &str = "STORAGED_HOLDER";
 pub const HOLDER_SOCKET: &str = "/run/storaged-memory/hold.sock";
 /// The one that makes a process the daemon of a keeper: the number of the keeper's process.
 const KEPT_BY_VARIABLE: &str = "STORAGED_KEPT_BY";
+/// By this one a keeper says what it tells a daemon that asks for it: one of an earlier release does not say so, and is not asked.
+const TELLS_VARIABLE: &str = "STORAGED_KEEPER_TELLS";
+const TELLS_OF_HOLDER: &str = "holder";
 /// A holder has no more descriptors of one daemon.
 const DESCRIPTORS_MAX: usize = 65_536;
 
@@ -145,6 +151,28 @@ impl FromStr for KeptName {
     }
 }
 
+/// Who has the memory once this daemon has ended, as far as it knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KeptBy {
+    /// Nobody: it ends with the daemon.
+    #[default]
+    Nobody,
+    /// systemd.
+    Systemd,
+    /// The keeper, with what that has said of its holder.
+    Keeper(Option<HolderReport>),
+}
+
+impl KeptBy {
+    /// What is known of a holder.
+    pub fn holder(self) -> Option<HolderReport> {
+        match self {
+            Self::Keeper(report) => report,
+            Self::Nobody | Self::Systemd => None,
+        }
+    }
+}
+
 /// Who holds descriptors for the daemon's next life.
 pub trait DescriptorStore: Send + Sync + fmt::Debug {
     /// Hands a descriptor over. Once this returns, it outlives this process, however that ends.
@@ -162,6 +190,11 @@ pub trait DescriptorStore: Send + Sync + fmt::Debug {
 
     /// Lets go of everything and takes nothing more: no daemon goes on with it. How many descriptors that were.
     fn remove_all(&self) -> usize;
+
+    /// Who has what was stored once this process has ended.
+    fn kept_by(&self) -> KeptBy {
+        KeptBy::Nobody
+    }
 
     /// Whether there is anybody: else records of the memory would be made for nothing.
     fn is_there(&self) -> bool {

@@ -25,7 +25,7 @@ use tokio::sync::Semaphore;
 
 use crate::driver::chain;
 use crate::encode::{BlockSink, BlockState, Blocks, Proof};
-use crate::keep::{DescriptorStore, Handover, KeptName, ParityRow, ParityTable};
+use crate::keep::{DescriptorStore, Handover, KeptBy, KeptName, ParityRow, ParityTable};
 use crate::parity_memory::{ParityBlock, ParityMemory};
 use crate::verify::ParityCheck;
 
@@ -131,6 +131,11 @@ impl Memory {
     /// Has whoever keeps it let go of all of it, for good: it ends with this daemon. How many descriptors that were.
     pub fn end_with_daemon(&self) -> usize {
         self.handover.let_go_of_all()
+    }
+
+    /// Who has all of it once this daemon has ended.
+    pub fn kept_by(&self) -> KeptBy {
+        self.handover.kept_by()
     }
 
     /// Makes and preallocates a slot, and hands it over.

@@ -18,6 +18,7 @@ use storaged_plan::Member;
 use storaged_wire::local::Rung;
 use storaged_wire::{CheckpointState, NodeName};
 
+use crate::keep::HolderReport;
 use crate::membership::{Roster, Waits};
 use crate::trickle::{Copied, PassedOn};
 
@@ -231,6 +232,10 @@ metrics! {
         "Slots of an earlier daemon whose bytes have not been compared with their digests yet";
     memory_unheld: Gauge, "memory_unheld",
         "Slots and segments of parity that whoever keeps memory for the next daemon did not take";
+    memory_at_holder: Gauge, "memory_at_holder",
+        "1 while a holder has all of this node's memory too, as its keeper says: it outlives keeper and pod";
+    memory_holder_lacks: Gauge, "memory_holder_lacks",
+        "1 while the holder that the keeper was given has not said that it has all of this node's memory";
     memory_pages_lost: Gauge, "memory_pages_lost",
         "Pages of slots and chunks of parity that the system could not give when this daemon read them";
     memory_budget_bytes: Gauge, "memory_budget_bytes",
@@ -634,6 +639,14 @@ impl Metrics {
     /// So much memory would end with this daemon.
     pub fn observe_unheld(&self, descriptors: usize) {
         self.memory_unheld.set(gauge(descriptors as u64));
+    }
+
+    /// What is known of the holder; none where none is told of.
+    pub fn observe_holder(&self, report: Option<HolderReport>) {
+        let lacks = matches!(report, Some(HolderReport::Lacks { .. }));
+        self.memory_holder_lacks.set(i64::from(lacks));
+        let has_all = report == Some(HolderReport::HasAll);
+        self.memory_at_holder.set(i64::from(has_all));
     }
 
     /// Bytes of slots and parity, as the ledger said last.

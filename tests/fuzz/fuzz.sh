@@ -6,7 +6,7 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$root/target/fuzz
 decisions=(node local control records streams)
-effects=(data tier http)
+effects=(data tier http holder)
 
 # Counters of edges, and the operands of comparisons: LLVM's own passes, which need no nightly toolchain.
 watched="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters"

@@ -86,6 +86,27 @@ impl Holder {
         })
     }
 
+    /// Waits until a node's daemon says this of it, in its status and by its metrics.
+    ///
+    /// # Errors
+    /// If it never does.
+    pub fn wait_for_report(&self, system: &System, node: usize, report: &str) -> Result<()> {
+        let said = format!(r#""kept_by":"keeper","holder":"{report}","#);
+        let metric = |name: &str| -> Result<u64> { Ok(system.cluster.metric(node, name)?) };
+        wait("what is known of a holder", || {
+            let status = system.cluster.status(node)?;
+            ensure!(status.contains(&said), "{status}");
+            let (has_all, lacks) = (
+                metric("storaged_memory_at_holder")?,
+                metric("storaged_memory_holder_lacks")?,
+            );
+            let is_shown =
+                (has_all == 1) == (report == "has-all") && (lacks == 1) == (report == "lacks");
+            ensure!(is_shown, "{report}: {has_all}, {lacks}");
+            Ok(())
+        })
+    }
+
     /// What an operator says to let go of everything.
     ///
     /// # Errors

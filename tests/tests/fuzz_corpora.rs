@@ -83,12 +83,17 @@ fn http() {
     plays("http");
 }
 
+#[test]
+fn holder() {
+    plays("holder");
+}
+
 /// Those above are all, and no folder is of a target that there is none of.
 #[test]
 fn every_target_is_played() {
     let named: BTreeSet<&str> = targets().iter().map(|target| target.name).collect();
     let played = [
-        "control", "data", "http", "local", "node", "records", "streams", "tier",
+        "control", "data", "holder", "http", "local", "node", "records", "streams", "tier",
     ];
     assert_eq!(named, BTreeSet::from(played));
     let folders = fs::read_dir(corpus()).expect("the corpora are there");

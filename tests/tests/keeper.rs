@@ -1,7 +1,7 @@
 //! Daemons below a keeper, and below what looks like systemd: how they are started again, and which descriptors they find then.
 
 use std::fs::{self, File};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -108,8 +108,12 @@ impl Node {
     }
 
     fn answers(&self) -> bool {
+        self.status().is_some()
+    }
+
+    fn status(&self) -> Option<String> {
         let socket = self.folder.path().join("run/storaged.sock");
-        Client::connect_anonymous(&socket).is_ok_and(|mut client| client.status().is_ok())
+        Client::connect_anonymous(&socket).ok()?.status().ok()
     }
 
     fn keeper(&self) -> u32 {
@@ -309,6 +313,86 @@ fn a_daemon_without_its_keeper_does_not_start() -> Result<()> {
         !output.status.success() && said.contains("expected the keeper"),
         "{said}"
     );
+    Ok(())
+}
+
+/// Waits until a daemon says this of who keeps its memory.
+fn says(node: &Node, kept: &str) -> Result<()> {
+    until("what is known of the keeper", UP, || {
+        node.status()?.contains(kept).then_some(())
+    })
+    .with_context(|| node.log())
+}
+
+#[test]
+fn a_daemon_whose_keeper_has_no_holder_says_so() -> Result<()> {
+    let node = Node::start(&executable(), "")?;
+    let said = r#""kept_by":"keeper","holder":"absent","holder_lacks_since":null"#;
+    says(&node, said)?;
+    let daemon = node.daemon()?;
+    tell(daemon, Signal::KILL)?;
+    node.daemon_after(Some(daemon), UP)?;
+    says(&node, said)?;
+    ensure!(!node.log().contains("does not take"), "{}", node.log());
+    Ok(())
+}
+
+/// A daemon whose keeper this process is.
+fn below_this_process(tells: Option<&str>) -> Result<(Node, UnixDatagram)> {
+    let folder = configured("")?;
+    let (here, there) = UnixDatagram::pair()?;
+    here.set_read_timeout(Some(UP))?;
+    let mut command = Command::new(executable());
+    command.args(["run", "--config"]);
+    command.arg(folder.path().join("storaged.toml"));
+    command.env_remove("STORAGED_KEEP");
+    command.env("STORAGED_KEPT_BY", std::process::id().to_string());
+    if let Some(tells) = tells {
+        command.env("STORAGED_KEEPER_TELLS", tells);
+    }
+    let log = File::create(folder.path().join("log"))?;
+    let child = command.stdin(OwnedFd::from(there)).stderr(log).spawn()?;
+    let started = Started(child);
+    let node = Node { folder, started };
+    ensure!(next(&here)? == "FDLIST=1", "{}", node.log());
+    here.send(b"END=0")?;
+    Ok((node, here))
+}
+
+/// It would call what it does not know odd, and a daemon that waits for its word would not start.
+#[test]
+fn a_keeper_of_an_earlier_release_is_not_asked_about_a_holder() -> Result<()> {
+    let (node, keeper) = below_this_process(None)?;
+    let said = r#""kept_by":"keeper","holder":null,"holder_lacks_since":null"#;
+    says(&node, said)?;
+    keeper.set_nonblocking(true)?;
+    while let Ok(asked) = next(&keeper) {
+        ensure!(asked.starts_with("FDSTORE"), "{asked}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_a_keeper_tells_of_its_holder_is_in_the_status() -> Result<()> {
+    let (node, keeper) = below_this_process(Some("holder"))?;
+    ensure!(next(&keeper)? == "FDHOLDER=1");
+    for (told, said) in [
+        (
+            "HOLDER=all",
+            r#""holder":"has-all","holder_lacks_since":null"#,
+        ),
+        (
+            "HOLDERLACKS=7",
+            r#""holder":"lacks","holder_lacks_since":7"#,
+        ),
+        (
+            "HOLDER=none",
+            r#""holder":"absent","holder_lacks_since":null"#,
+        ),
+    ] {
+        keeper.send(told.as_bytes())?;
+        says(&node, said)?;
+    }
     Ok(())
 }
 

@@ -92,6 +92,9 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
         memory["slots"],
         memory["parity_sets"]
     ));
+    if let Some(kept) = kept(&status) {
+        print(&format!("memory kept by {kept}"));
+    }
     print_scrub(&status["scrub"]);
     if let Some(state) = status["durable"]["state"].as_str() {
         let fault = status["durable"]["fault"].as_str();
@@ -249,6 +252,23 @@ fn registry_fault(status: &Value) -> Option<String> {
     ))
 }
 
+/// Who has the memory once the daemon has ended; none where that is not said, as by one of an earlier release.
+fn kept(status: &Value) -> Option<String> {
+    let by = status["kept_by"].as_str()?;
+    let since = status["holder_lacks_since"].as_i64();
+    Some(match (by, status["holder"].as_str()) {
+        ("keeper", Some("has-all")) => "keeper and holder: it outlives the pod".into(),
+        ("keeper", Some("lacks")) => format!(
+            "the keeper alone: the holder has not had all of it since {}",
+            crate::driver::date(since.unwrap_or(0))
+        ),
+        ("keeper", Some("absent")) => "the keeper alone: there is no holder".into(),
+        ("keeper", _) => "the keeper, which has not said whether a holder has it too".into(),
+        ("nobody", _) => "nobody: it ends with the daemon".into(),
+        (other, _) => other.into(),
+    })
+}
+
 /// A node that has no place in its cluster yet.
 fn print_waiting(status: &Value) {
     let node = status["node"].as_str().unwrap_or_default();
@@ -295,6 +315,27 @@ mod tests {
         assert_eq!(registry_fault(&there), None);
         // A node without a registry, or of an earlier release.
         assert_eq!(registry_fault(&json!({})), None);
+    }
+
+    #[test]
+    fn whether_memory_outlives_the_pod_is_said_in_one_line() {
+        let said = |holder: Value| {
+            kept(&json!({"kept_by": "keeper", "holder": holder, "holder_lacks_since": 86_400}))
+        };
+        let has_all = said(json!("has-all")).expect("a line");
+        assert!(has_all.contains("outlives the pod"), "{has_all}");
+        let lacks = said(json!("lacks")).expect("a line");
+        assert!(lacks.contains("since 1970-01-02T00:00:00Z"), "{lacks}");
+        for holder in [json!("absent"), json!("lacks"), Value::Null] {
+            let line = said(holder).expect("a line");
+            assert!(line.contains("the keeper") && !line.contains("outlives"));
+        }
+        for by in ["nobody", "systemd"] {
+            let line = kept(&json!({"kept_by": by, "holder": null})).expect("a line");
+            assert!(line.starts_with(by), "{line}");
+        }
+        // A node of an earlier release.
+        assert_eq!(kept(&json!({})), None);
     }
 
     #[test]

@@ -157,6 +157,7 @@ impl Daemon {
     /// Brings the operator's pages up to date.
     pub(super) fn show(&mut self) {
         self.look_at_certificate();
+        self.links.kept_by = self.memory.kept_by();
         let (status, reasons) = self
             .links
             .complete(&self.node.status_json(&self.config.ops_viewer));
@@ -168,6 +169,7 @@ impl Daemon {
         );
         self.show_scrub();
         metrics.observe_unheld(self.memory.missing_in_store());
+        metrics.observe_holder(self.links.kept_by.holder());
         let lost = self.memory.lost();
         if metrics.observe_pages_lost(lost) {
             tracing::warn!(

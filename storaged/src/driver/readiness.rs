@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 use storaged_wire::NodeName;
 use tokio::time::Instant;
 
-/// What the driver knows of the links and of its own certificate.
+use crate::keep::{HolderReport, KeptBy};
+
+/// What the driver knows of the links, of its own certificate and of who keeps its memory.
 #[derive(Debug, Default)]
 pub(super) struct LinkFacts {
     /// Peers whose link is up, and the version that it speaks.
@@ -32,6 +34,29 @@ pub(super) struct LinkFacts {
     pub registry_fault: Option<String>,
     /// Since when, whatever else the reason was before.
     pub registry_fault_since: Option<Instant>,
+    /// Who has the memory once this daemon has ended.
+    pub kept_by: KeptBy,
+}
+
+/// What a status says of who keeps the memory.
+fn kept_fields(kept_by: KeptBy) -> String {
+    let by = match kept_by {
+        KeptBy::Nobody => "nobody",
+        KeptBy::Systemd => "systemd",
+        KeptBy::Keeper(_) => "keeper",
+    };
+    let (holder, since) = match kept_by.holder() {
+        None => (None, None),
+        Some(HolderReport::Absent) => (Some("absent"), None),
+        Some(HolderReport::HasAll) => (Some("has-all"), None),
+        Some(HolderReport::Lacks { since }) => (Some("lacks"), Some(since)),
+    };
+    format!(
+        r#""kept_by":{},"holder":{},"holder_lacks_since":{}"#,
+        json!(by),
+        json!(holder),
+        json!(since)
+    )
 }
 
 /// Whether peers that are not up have had time to be.
@@ -93,7 +118,7 @@ impl LinkFacts {
         };
         let refused = listed(&self.refused);
         let fields = format!(
-            r#""ready":{},"not_ready":{},"refused":{},"differing":{},"link_versions":{},"certificate_expires":{},"membership":{},"membership_fault":{},"membership_fault_seconds":{}"#,
+            r#""ready":{},"not_ready":{},"refused":{},"differing":{},"link_versions":{},"certificate_expires":{},"membership":{},"membership_fault":{},"membership_fault_seconds":{},{}"#,
             reasons.is_empty(),
             json!(reasons),
             Value::Array(refused),
@@ -108,6 +133,7 @@ impl LinkFacts {
             json!(self.membership),
             json!(self.registry_fault),
             json!(self.registry_fault_age().map(|age| age.as_secs())),
+            kept_fields(self.kept_by),
         );
         let own = if settled {
             r#""ready":true"#
@@ -161,6 +187,45 @@ mod tests {
         assert_eq!(shown(&facts), [Value::Null, Value::Null]);
         facts.note_registry(Some("no answer".into()));
         assert_eq!(shown(&facts), [json!("no answer"), json!(0)]);
+    }
+
+    #[test]
+    fn the_status_says_who_keeps_the_memory() {
+        let shown = |kept_by| {
+            let facts = LinkFacts {
+                kept_by,
+                ..LinkFacts::default()
+            };
+            let (text, _) = facts.complete(r#"{"ready":true}"#);
+            let status: Value = serde_json::from_str(&text).unwrap();
+            ["kept_by", "holder", "holder_lacks_since"].map(|key| status[key].clone())
+        };
+        let lacks = HolderReport::Lacks { since: 7 };
+        for (kept_by, expected) in [
+            (KeptBy::Nobody, [json!("nobody"), Value::Null, Value::Null]),
+            (
+                KeptBy::Systemd,
+                [json!("systemd"), Value::Null, Value::Null],
+            ),
+            (
+                KeptBy::Keeper(None),
+                [json!("keeper"), Value::Null, Value::Null],
+            ),
+            (
+                KeptBy::Keeper(Some(HolderReport::Absent)),
+                [json!("keeper"), json!("absent"), Value::Null],
+            ),
+            (
+                KeptBy::Keeper(Some(HolderReport::HasAll)),
+                [json!("keeper"), json!("has-all"), Value::Null],
+            ),
+            (
+                KeptBy::Keeper(Some(lacks)),
+                [json!("keeper"), json!("lacks"), json!(7)],
+            ),
+        ] {
+            assert_eq!(shown(kept_by), expected, "{kept_by:?}");
+        }
     }
 
     #[test]

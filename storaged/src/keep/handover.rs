@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{DescriptorStore, KeptName};
+use super::{DescriptorStore, KeptBy, KeptName};
 
 /// A store, and what it did not take.
 #[derive(Debug)]
@@ -47,6 +47,11 @@ impl Handover {
     /// Lets go of everything, for good. How many descriptors that were.
     pub fn let_go_of_all(&self) -> usize {
         self.store.remove_all()
+    }
+
+    /// Who has it once this daemon has ended.
+    pub fn kept_by(&self) -> KeptBy {
+        self.store.kept_by()
     }
 
     /// How many descriptors the store did not take, of memory that is there.

@@ -5,6 +5,8 @@
 //! stays when pods are replaced, for months, so the less it does the better. One keeper at a time is attached, over a connection that is its
 //! own for as long as it is open, and nobody else changes what is held; a daemon that outlives its keeper keeps the next one out.
 
+mod unconnected;
+
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -27,6 +29,8 @@ use super::message::{
 };
 use super::packets::{Packets, is_gone, listen_at};
 use super::table::{Table, Taken};
+
+pub use unconnected::UnconnectedHolder;
 
 /// Connections at once: a keeper's, the next keeper's, an operator's, and some that say nothing.
 const CONNECTIONS_MAX: usize = 16;
@@ -272,7 +276,7 @@ struct HeldDaemon {
 
 /// What is to be done about a datagram.
 #[derive(Debug, PartialEq, Eq)]
-enum Reaction {
+pub enum Reaction {
     /// Nothing.
     None,
     /// This is answered.
@@ -376,7 +380,7 @@ impl HeldMemory {
             // It has everything too, and would say it anew.
             return Reaction::Part(Some(HoldAnswer::Busy(attached.identity.process)));
         }
-        self.table = Table::default();
+        self.table = self.table.emptied();
         tracing::info!(descriptors, "let go of everything, as told");
         Reaction::Part(Some(answer))
     }
@@ -405,10 +409,11 @@ impl HeldMemory {
     }
 
     fn begin_anew(&mut self, connection: ConnectionNumber) -> Reaction {
+        let anew = self.table.emptied();
         let Some(attached) = self.attached_by(connection) else {
             return Reaction::Part(None);
         };
-        attached.anew = Some(Table::default());
+        attached.anew = Some(anew);
         attached.missed = 0;
         Reaction::None
     }
@@ -449,7 +454,8 @@ impl HeldMemory {
         match table.take(body, descriptor) {
             Taken::Stored(_) | Taken::Removed(_) => Reaction::None,
             Taken::Asked => Reaction::List(self.table.names().collect()),
-            Taken::Odd | Taken::Full => self.missed(connection),
+            // A holder has none of its own to tell of.
+            Taken::Watched | Taken::Odd | Taken::Full => self.missed(connection),
         }
     }
 

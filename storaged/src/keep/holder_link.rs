@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use storaged_arena::Received;
@@ -18,8 +18,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::KeepError;
 use super::kept_daemon::KeptDaemon;
 use super::message::{
-    DATAGRAM_MAX, FromKeeper, HeldCount, HoldAnswer, HoldOrder, HolderName, KeeperIdentity,
-    ToHolder,
+    DATAGRAM_MAX, FromKeeper, HeldCount, HoldAnswer, HoldOrder, HolderName, HolderReport,
+    KeeperIdentity, ToHolder,
 };
 use super::packets::{Packets, is_gone};
 use super::table::{Table, Taken};
@@ -55,6 +55,8 @@ pub struct HolderLink {
     pause: Duration,
     /// That the holder is away was said.
     has_complained: bool,
+    /// When that was, in seconds since 1970.
+    complained_at: u64,
     /// The holder has let go of everything, while no daemon ran.
     has_let_go: bool,
     /// A daemon was started of which the system gave no descriptor: nobody can tell whether it runs.
@@ -305,6 +307,7 @@ impl HolderLink {
             daemon: None,
             pause: PAUSE_MIN,
             has_complained: false,
+            complained_at: wall_clock(),
             has_let_go: false,
             runs_unseen: false,
             taken_by: None,
@@ -430,7 +433,7 @@ impl HolderLink {
         talk.push_change(match taken {
             Taken::Stored(name) => Saying::Store(name.clone()),
             Taken::Removed(name) => Saying::Remove(name.clone()),
-            Taken::Asked | Taken::Odd | Taken::Full => return,
+            Taken::Asked | Taken::Watched | Taken::Odd | Taken::Full => return,
         });
         if talk.outbox.len() > CHANGES_MAX + table.len() {
             talk.push_all(table);
@@ -596,6 +599,7 @@ impl HolderLink {
 
     fn complain(&mut self, why: &dyn std::fmt::Display) {
         if !std::mem::replace(&mut self.has_complained, true) {
+            self.complained_at = wall_clock();
             let socket = self.path.display();
             tracing::warn!(%socket, %why, "the holder does not have the memory: it would not outlive this pod");
         }
@@ -623,6 +627,16 @@ impl HolderLink {
         matches!(self.state, HolderState::Up(_)) && !self.has_complained
     }
 
+    /// What its daemon may know.
+    pub fn report(&self) -> HolderReport {
+        if self.is_well() {
+            HolderReport::HasAll
+        } else {
+            let since = self.complained_at;
+            HolderReport::Lacks { since }
+        }
+    }
+
     /// Waits until the holder has said that it has all, and says whether it has. What it said before does not count: it may hang since.
     pub async fn settle(&mut self, table: &Table, within: Duration) -> bool {
         let by = Instant::now() + within;
@@ -643,6 +657,12 @@ impl HolderLink {
 async fn unless_silent<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     let done = timeout(HOLDER_WAIT, work).await;
     done.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// Seconds since 1970, by the machine's clock.
+fn wall_clock() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
 }
 
 fn other(what: String) -> io::Error {

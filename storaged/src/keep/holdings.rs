@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::KeepError;
 use super::holder_link::HolderLink;
+use super::message::HolderReport;
 use super::table::{Table, Taken};
 
 /// A holder that is well has taken the last of it long before.
@@ -106,6 +107,12 @@ impl Holdings {
     /// There is a holder, and it takes what it is given, as far as is known.
     pub fn has_holder(&self) -> bool {
         self.link.as_ref().is_some_and(HolderLink::is_well)
+    }
+
+    /// How it is with the holder.
+    pub fn report(&self) -> HolderReport {
+        let link = self.link.as_ref();
+        link.map_or(HolderReport::Absent, HolderLink::report)
     }
 
     /// Waits until the holder has said that it has all, for some seconds at most, if one is there. The daemon is not there any more.

@@ -12,7 +12,8 @@ use storaged_arena::take_inherited;
 
 use super::store::SocketStore;
 use super::{
-    DESCRIPTORS_MAX, DescriptorStore, KEPT_BY_VARIABLE, KeepError, KeptName, NoStore, UnknownName,
+    DESCRIPTORS_MAX, DescriptorStore, KEPT_BY_VARIABLE, KeepError, KeptName, NoStore,
+    TELLS_OF_HOLDER, TELLS_VARIABLE, UnknownName,
 };
 
 /// systemd's first descriptor (`sd_listen_fds(3)`).
@@ -84,6 +85,10 @@ impl Holding {
         let socket: UnixDatagram = socket.map_err(KeepError::io("taking the socket"))?.into();
         let store = SocketStore::to_keeper(socket);
         let found = store.held()?.into_iter();
+        if env::var_os(TELLS_VARIABLE).is_some_and(|it| it == TELLS_OF_HOLDER) {
+            let asked = store.watch_holder();
+            asked.map_err(KeepError::io("asking the keeper about its holder"))?;
+        }
         let found = found.map(|(name, descriptor)| (name.to_string(), descriptor));
         let inherited = Inherited::known(found, |name| store.note_unknown(name));
         store.count(inherited.descriptors.iter().map(|(name, _)| *name));

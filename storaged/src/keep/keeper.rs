@@ -23,10 +23,11 @@ use tokio::net::UnixDatagram;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal as Heard, SignalKind, signal};
 
+use super::holder_reports::ToldOfHolder;
 use super::holdings::{AfterKeeper, Holdings};
 use super::message::{DATAGRAM_MAX, FromKeeper, HolderName};
 use super::table::{Table, Taken};
-use super::{KEEPER_NAME, KEPT_BY_VARIABLE, KeepError};
+use super::{KEEPER_NAME, KEPT_BY_VARIABLE, KeepError, TELLS_OF_HOLDER, TELLS_VARIABLE};
 
 /// How a daemon ends that is to be started again at once (EX_IOERR of sysexits.h, which nothing else here ends with).
 pub const EXIT_AGAIN: u8 = 74;
@@ -200,6 +201,8 @@ struct Life {
     answers: VecDeque<HolderName>,
     /// How many it was sent, from when it asked until it has all.
     sent: Option<usize>,
+    /// What it knows of the holder.
+    told_of_holder: ToldOfHolder,
     began: Instant,
     order: Order,
     /// The daemon has asked what is held for it, which it does before it reads its configuration.
@@ -210,7 +213,7 @@ struct Life {
 
 impl Life {
     fn wish(&self) -> Interest {
-        if self.sent.is_some() {
+        if self.sent.is_some() || self.told_of_holder.waits() {
             Interest::READABLE | Interest::WRITABLE
         } else {
             Interest::READABLE
@@ -263,6 +266,7 @@ impl Life {
                 self.answers = held.table().names().collect();
                 self.sent = Some(0);
             }
+            Taken::Watched => self.told_of_holder = ToldOfHolder::Waits,
             Taken::Odd | Taken::Full => {
                 if !self.said_odd {
                     let held = held.table().len();
@@ -529,6 +533,7 @@ impl KeeperProcess {
         let child = Command::new(&self.program.path)
             .args(&self.program.arguments)
             .env(KEPT_BY_VARIABLE, std::process::id().to_string())
+            .env(TELLS_VARIABLE, TELLS_OF_HOLDER)
             .stdin(OwnedFd::from(there))
             .spawn();
         let child = child.map_err(starting())?;
@@ -539,6 +544,7 @@ impl KeeperProcess {
             socket,
             answers: VecDeque::new(),
             sent: None,
+            told_of_holder: ToldOfHolder::default(),
             began: Instant::now(),
             order: Order::Live,
             has_asked: false,
@@ -549,6 +555,8 @@ impl KeeperProcess {
     /// Serves a daemon until it ends.
     async fn live(&mut self, mut life: Life) -> Death {
         let status = loop {
+            let report = self.held.report();
+            life.told_of_holder.tell(report, &life.socket);
             let wish = life.wish();
             let order = life.order;
             tokio::select! {

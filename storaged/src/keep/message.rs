@@ -1,5 +1,5 @@
 //! What is said about descriptors: the datagrams of systemd's descriptor store (`sd_notify(3)`), for our own keeper a request for all
-//! that it holds, and what a keeper and its holder say to one another beside that.
+//! that it holds and one for how it is with its holder, and what a keeper and its holder say to one another beside that.
 //!
 //! The forms are fixed, and a holder reads nothing else. It takes names for mere text: the keeper goes on through an upgrade of the daemon,
 //! whose descriptors may be of kinds that the keeper's own version does not know.
@@ -16,8 +16,12 @@ const NAME_MAX: usize = 64;
 const STORE: &str = "FDSTORE=1\nFDNAME=";
 const REMOVE: &str = "FDSTOREREMOVE=1\nFDNAME=";
 const LIST: &str = "FDLIST=1";
+const WATCH: &str = "FDHOLDER=1";
 const HELD: &str = "FDNAME=";
 const END: &str = "END=";
+const HOLDER_ABSENT: &str = "HOLDER=none";
+const HOLDER_HAS_ALL: &str = "HOLDER=all";
+const HOLDER_LACKS: &str = "HOLDERLACKS=";
 
 /// A name as a holder sees it: 1 to 64 printable characters without `:`, which separates names in `LISTEN_FDNAMES`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,6 +62,8 @@ pub enum ToHolder {
     Remove(HolderName),
     /// Say what there is. Our keeper's only: systemd hands descriptors over with exec.
     List,
+    /// Say whether a holder has it too, now and at each change. Only to a keeper that says in the environment that it does.
+    Watch,
 }
 
 impl ToHolder {
@@ -67,6 +73,7 @@ impl ToHolder {
             Self::Store(name) => format!("{STORE}{name}"),
             Self::Remove(name) => format!("{REMOVE}{name}"),
             Self::List => LIST.into(),
+            Self::Watch => WATCH.into(),
         }
     }
 
@@ -78,18 +85,32 @@ impl ToHolder {
         } else if let Some(name) = text.strip_prefix(REMOVE) {
             Some(Self::Remove(HolderName::new(name)?))
         } else {
-            (text == LIST).then_some(Self::List)
+            let plain = [Self::List, Self::Watch];
+            plain.into_iter().find(|order| order.encode() == text)
         }
     }
 }
 
-/// What the keeper answers to [`ToHolder::List`].
+/// What the keeper says of its holder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HolderReport {
+    /// It was given none.
+    Absent,
+    /// The holder has all that the keeper has, as far as is known.
+    HasAll,
+    /// It has not said so since then, in seconds since 1970.
+    Lacks { since: u64 },
+}
+
+/// What the keeper answers to [`ToHolder::List`] and [`ToHolder::Watch`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FromKeeper {
     /// The descriptor that comes with this has this name.
     Held(HolderName),
     /// So many were sent: there are no more.
     End(usize),
+    /// How it is with the holder from now on.
+    Holder(HolderReport),
 }
 
 impl FromKeeper {
@@ -98,6 +119,9 @@ impl FromKeeper {
         match self {
             Self::Held(name) => format!("{HELD}{name}"),
             Self::End(count) => format!("{END}{count}"),
+            Self::Holder(HolderReport::Absent) => HOLDER_ABSENT.into(),
+            Self::Holder(HolderReport::HasAll) => HOLDER_HAS_ALL.into(),
+            Self::Holder(HolderReport::Lacks { since }) => format!("{HOLDER_LACKS}{since}"),
         }
     }
 
@@ -105,10 +129,19 @@ impl FromKeeper {
     pub fn decode(body: &[u8]) -> Option<Self> {
         let text = str::from_utf8(body).ok()?;
         if let Some(name) = text.strip_prefix(HELD) {
-            Some(Self::Held(HolderName::new(name)?))
-        } else {
-            Some(Self::End(text.strip_prefix(END)?.parse().ok()?))
+            return Some(Self::Held(HolderName::new(name)?));
         }
+        if let Some(count) = text.strip_prefix(END) {
+            return Some(Self::End(count.parse().ok()?));
+        }
+        Some(Self::Holder(match text {
+            HOLDER_ABSENT => HolderReport::Absent,
+            HOLDER_HAS_ALL => HolderReport::HasAll,
+            _ => {
+                let since = text.strip_prefix(HOLDER_LACKS)?.parse().ok()?;
+                HolderReport::Lacks { since }
+            }
+        }))
     }
 }
 
@@ -294,13 +327,19 @@ mod tests {
             (ToHolder::Store(slot()), "FDSTORE=1\nFDNAME=slot-7"),
             (ToHolder::Remove(slot()), "FDSTOREREMOVE=1\nFDNAME=slot-7"),
             (ToHolder::List, "FDLIST=1"),
+            (ToHolder::Watch, "FDHOLDER=1"),
         ] {
             assert_eq!(message.encode(), text);
             assert_eq!(ToHolder::decode(text.as_bytes()), Some(message));
         }
+        let report = FromKeeper::Holder;
+        let lacks = HolderReport::Lacks { since: u64::MAX };
         for (message, text) in [
             (FromKeeper::Held(slot()), "FDNAME=slot-7"),
             (FromKeeper::End(3), "END=3"),
+            (report(HolderReport::Absent), "HOLDER=none"),
+            (report(HolderReport::HasAll), "HOLDER=all"),
+            (report(lacks), "HOLDERLACKS=18446744073709551615"),
         ] {
             assert_eq!(message.encode(), text);
             assert_eq!(FromKeeper::decode(text.as_bytes()), Some(message));
@@ -328,12 +367,21 @@ mod tests {
             "FDNAME=a\nFDSTORE=1",
             "FDSTOREREMOVE=1\nFDNAME=\u{e9}",
             "FDLIST=1\n",
+            "FDHOLDER=",
             &long,
         ] {
             assert_eq!(ToHolder::decode(odd.as_bytes()), None, "{odd:?}");
         }
         assert_eq!(ToHolder::decode(b"FDSTORE=1\nFDNAME=\xff"), None);
-        for odd in ["", "FDNAME=", "END=", "END=-1", "END=1 "] {
+        for odd in [
+            "",
+            "FDNAME=",
+            "END=",
+            "END=-1",
+            "END=1 ",
+            "HOLDER=",
+            "HOLDERLACKS=",
+        ] {
             assert_eq!(FromKeeper::decode(odd.as_bytes()), None, "{odd:?}");
         }
     }

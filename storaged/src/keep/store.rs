@@ -9,11 +9,12 @@ use std::os::unix::net::UnixDatagram;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::net::{RecvFlags, recv};
 use rustix::process::{Resource, getrlimit};
 use storaged_arena::{Received, Recipient, recv_datagram, send_datagram};
 
-use super::message::{DATAGRAM_MAX, FromKeeper, HolderName, ToHolder};
-use super::{DESCRIPTORS_MAX, DescriptorStore, KeepError, KeptName};
+use super::message::{DATAGRAM_MAX, FromKeeper, HolderName, HolderReport, ToHolder};
+use super::{DESCRIPTORS_MAX, DescriptorStore, KeepError, KeptBy, KeptName};
 
 /// A keeper does nothing but answer: one that says nothing for so long is stopped.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
@@ -35,6 +36,8 @@ pub struct SocketStore {
     room: Mutex<Room>,
     /// Names that are not ours, and are held.
     unknown: Mutex<Vec<String>>,
+    /// What the keeper has said last of its holder.
+    holder: Mutex<Option<HolderReport>>,
 }
 
 /// What the holder has, as far as it was told, and how much it takes. Neither systemd nor the keeper answers: what is beyond is closed, and
@@ -88,6 +91,7 @@ impl SocketStore {
             to,
             room,
             unknown: Mutex::default(),
+            holder: Mutex::default(),
         })
     }
 
@@ -104,6 +108,7 @@ impl SocketStore {
             to,
             room,
             unknown: Mutex::default(),
+            holder: Mutex::default(),
         }
     }
 
@@ -177,6 +182,29 @@ impl SocketStore {
     }
 }
 
+impl SocketStore {
+    /// Has the keeper say how it is with its holder, now and at each change. After [`Self::held`]: answers are not told apart.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn watch_holder(&self) -> io::Result<()> {
+        self.say(&ToHolder::Watch, None)
+    }
+
+    /// What the keeper has said of its holder, which is not waited for: what has come is read, and the last of it counts.
+    fn heard_of_holder(&self) -> Option<HolderReport> {
+        let heard = self.holder.lock();
+        let mut heard = heard.unwrap_or_else(PoisonError::into_inner);
+        let mut body = [0_u8; DATAGRAM_MAX];
+        while let Ok((length @ 1.., _)) = recv(&self.socket, &mut body, RecvFlags::DONTWAIT) {
+            if let Some(FromKeeper::Holder(report)) = FromKeeper::decode(&body[..length]) {
+                *heard = Some(report);
+            }
+        }
+        *heard
+    }
+}
+
 impl DescriptorStore for SocketStore {
     fn store(&self, name: KeptName, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         let mut room = self.room();
@@ -201,6 +229,13 @@ impl DescriptorStore for SocketStore {
     fn remove(&self, name: KeptName) {
         self.room().names.remove(&name);
         self.let_go(&name.to_string());
+    }
+
+    fn kept_by(&self) -> KeptBy {
+        match self.to {
+            Recipient::At(_) => KeptBy::Systemd,
+            Recipient::Peer => KeptBy::Keeper(self.heard_of_holder()),
+        }
     }
 
     fn remove_unknown(&self) {
@@ -305,6 +340,7 @@ mod tests {
         let store = SocketStore::to_systemd(path.as_os_str()).unwrap();
         store.store(SLOT, slot(b"seen").as_fd()).unwrap();
         store.remove(SLOT);
+        assert_eq!(store.kept_by(), KeptBy::Systemd);
         let (said, descriptor) = next(&here);
         assert_eq!(said, "FDSTORE=1\nFDNAME=slot-3");
         assert_eq!(&content(descriptor.unwrap()), b"seen");
@@ -373,6 +409,27 @@ mod tests {
         let names: Vec<&str> = held.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["slot-3", "other"]);
         assert_eq!(next(&keeper).0, "FDLIST=1");
+    }
+
+    #[test]
+    fn what_the_keeper_says_of_its_holder_is_heard_without_waiting_and_the_last_of_it_counts() {
+        let (here, keeper) = UnixDatagram::pair().unwrap();
+        let store = SocketStore::to_keeper(here);
+        assert_eq!(store.kept_by(), KeptBy::Keeper(None));
+        store.watch_holder().unwrap();
+        assert_eq!(next(&keeper).0, "FDHOLDER=1");
+        answer(&keeper, "HOLDER=all", None);
+        assert_eq!(store.kept_by().holder(), Some(HolderReport::HasAll));
+        for text in ["HOLDER=none", "HOLDERLACKS=7", "what", "END=1"] {
+            answer(&keeper, text, None);
+        }
+        let lacks = HolderReport::Lacks { since: 7 };
+        for _ in 0..2 {
+            assert_eq!(store.kept_by(), KeptBy::Keeper(Some(lacks)));
+        }
+        // What it said last is all that is known once it is gone.
+        drop(keeper);
+        assert_eq!(store.kept_by().holder(), Some(lacks));
     }
 
     #[test]

@@ -7,9 +7,17 @@ use super::DESCRIPTORS_MAX;
 use super::message::{HolderName, ToHolder};
 
 /// Descriptors by name, a bounded number of them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Table {
     held: BTreeMap<HolderName, OwnedFd>,
+    /// So many names at most.
+    most: usize,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self::of_at_most(DESCRIPTORS_MAX)
+    }
 }
 
 /// What became of a datagram.
@@ -21,6 +29,8 @@ pub enum Taken {
     Removed(HolderName),
     /// The names of all descriptors are asked for.
     Asked,
+    /// What becomes of the keeper's holder is asked for.
+    Watched,
     /// It is not of the fixed form, or has a descriptor where there should be none, or none where there should be one. The descriptor
     /// is closed.
     Odd,
@@ -29,11 +39,22 @@ pub enum Taken {
 }
 
 impl Table {
+    /// An empty one, for so many names.
+    pub fn of_at_most(most: usize) -> Self {
+        let held = BTreeMap::new();
+        Self { held, most }
+    }
+
+    /// An empty one, for as many names as this one.
+    pub fn emptied(&self) -> Self {
+        Self::of_at_most(self.most)
+    }
+
     /// Does what a datagram says.
     pub fn take(&mut self, body: &[u8], descriptor: Option<OwnedFd>) -> Taken {
         match (ToHolder::decode(body), descriptor) {
             (Some(ToHolder::Store(name)), Some(descriptor)) => {
-                if self.held.len() >= DESCRIPTORS_MAX && !self.held.contains_key(&name) {
+                if self.held.len() >= self.most && !self.held.contains_key(&name) {
                     return Taken::Full;
                 }
                 self.put(name.clone(), descriptor);
@@ -44,6 +65,7 @@ impl Table {
                 Taken::Removed(name)
             }
             (Some(ToHolder::List), None) => Taken::Asked,
+            (Some(ToHolder::Watch), None) => Taken::Watched,
             _ => Taken::Odd,
         }
     }
@@ -135,6 +157,7 @@ mod tests {
         assert_eq!(content(&table, "slot-1"), Some(b"2".into()));
         assert_eq!(table.len(), 2);
         assert_eq!(table.take(b"FDLIST=1", None), Taken::Asked);
+        assert_eq!(table.take(b"FDHOLDER=1", None), Taken::Watched);
         let names: Vec<String> = table.names().map(|name| name.to_string()).collect();
         assert_eq!(names, ["later-1", "slot-1"]);
         for _ in 0..2 {

@@ -95,6 +95,29 @@ fn a_registry_that_is_away_is_a_fault_with_an_age_until_it_is_back() {
 }
 
 #[test]
+fn a_holder_has_all_or_lacks_something_or_is_not_told_of() {
+    let metrics = Metrics::new();
+    let says = |at_holder: u8, lacks: u8| {
+        let text = metrics.text();
+        let lines = [
+            format!("at_holder {at_holder}"),
+            format!("holder_lacks {lacks}"),
+        ];
+        let has = |line: &String| text.contains(&format!("\nstoraged_memory_{line}\n"));
+        assert!(lines.iter().all(has), "{lines:?} in {text}");
+    };
+    says(0, 0);
+    metrics.observe_holder(Some(HolderReport::HasAll));
+    says(1, 0);
+    metrics.observe_holder(Some(HolderReport::Lacks { since: 7 }));
+    says(0, 1);
+    for report in [Some(HolderReport::Absent), None] {
+        metrics.observe_holder(report);
+        says(0, 0);
+    }
+}
+
+#[test]
 fn the_operators_page_has_every_metric() {
     let page = include_str!("../../../docs/operate/metrics.md");
     let text = Metrics::new().text();

@@ -69,6 +69,7 @@ pub fn targets() -> Vec<Target> {
         target("data", daemon::data, daemon::data_seeds),
         target("tier", daemon::tier, daemon::tier_seeds),
         target("http", daemon::http, daemon::http_seeds),
+        target("holder", daemon::holder, daemon::holder_seeds),
     ];
     #[cfg(not(feature = "daemon"))]
     let effects = [];

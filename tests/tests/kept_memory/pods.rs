@@ -89,6 +89,7 @@ fn a_rollout_beside_a_job_loses_no_step_and_repairs_nothing() -> Result<()> {
 #[test]
 fn a_holder_that_was_started_again_has_all_once_more() -> Result<()> {
     let (mut system, mut holder, run, mut trainers) = protected()?;
+    holder.wait_for_report(&system, 0, "has-all")?;
     holder.kill()?;
     // The keeper needs none.
     save_protected(&system, run, &mut trainers, 20)?;
@@ -97,8 +98,15 @@ fn a_holder_that_was_started_again_has_all_once_more() -> Result<()> {
         ensure!(log.contains("the holder does not have the memory"), "{log}");
         Ok(())
     })?;
+    holder.wait_for_report(&system, 0, "lacks")?;
+    // The next daemon of the keeper hears of it too.
+    let before = system.tell_daemon(0, Signal::KILL)?;
+    system.back_after(0, before)?;
+    bears_again(&system)?;
+    holder.wait_for_report(&system, 0, "lacks")?;
     holder.start_again()?;
     holder.wait_for_all(&system, 0)?;
+    holder.wait_for_report(&system, 0, "has-all")?;
     system.cluster.kill(0)?;
     next_pod_has_all(&mut system, 20)?;
     let log = fs::read_to_string(system.cluster.log(0))?;

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::keep::holder_link::HolderLink;
 use crate::keep::holdings::{AfterKeeper, Holdings};
-use crate::keep::message::ToHolder;
+use crate::keep::message::{HolderReport, ToHolder};
 use crate::keep::packets::tests::text;
 
 /// A busy machine has done it within this time.
@@ -389,6 +389,7 @@ async fn a_link_takes_over_hands_on_and_says_all_to_a_holder_that_is_back() {
     );
     assert!(link.settle(&table, PATIENCE).await);
     holder.has(&["slot-2"]).await;
+    assert_eq!(link.report(), HolderReport::HasAll);
 
     drop(holder);
     let began = Instant::now();
@@ -402,9 +403,14 @@ async fn a_link_takes_over_hands_on_and_says_all_to_a_holder_that_is_back() {
         );
         for_a_while(&mut link, &table).await;
     }
+    let lacks = link.report();
+    assert!(matches!(lacks, HolderReport::Lacks { since: 1.. }));
+    for_a_while(&mut link, &table).await;
+    assert_eq!(link.report(), lacks, "it is as old as its beginning");
     let holder = TestHolder::start(&path).await;
     assert!(link.settle(&table, PATIENCE).await);
     assert!(link.is_well());
+    assert_eq!(link.report(), HolderReport::HasAll);
     holder.has(&["slot-2", "slot-3"]).await;
 }
 
