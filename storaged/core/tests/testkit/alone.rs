@@ -102,11 +102,10 @@ impl Wanted {
 
     /// What is to be kept of a job, as it is said last.
     pub fn kept_job(&self) -> Option<&KeptNamespace> {
-        let kept = self.0.iter().filter_map(|output| match output {
+        self.0.iter().rev().find_map(|output| match output {
             Output::Keep(KeptRecord::Namespace(job)) => Some(&**job),
             _ => None,
-        });
-        kept.last()
+        })
     }
 
     /// The tier is to be listed.
