@@ -341,11 +341,16 @@ impl Daemon {
             }
         };
         end_programs();
+        // While there are links: who has given up its place has none, and others count without it.
+        let leaving = self.leaving.as_ref();
+        let is_for_good = leaving.is_some_and(|leaving| {
+            let is_needed = self.members.is_none() && !self.left_by(leaving).is_empty();
+            leaving.is_for_good(&left) && !is_needed
+        });
         if let Some(net) = &self.net {
             net.close().await;
         }
-        let leaving = self.leaving.as_ref();
-        if leaving.is_some_and(|leaving| leaving.is_for_good(&left)) {
+        if is_for_good {
             self.give_up_memory();
         }
         tracing::info!("stopped");

@@ -75,8 +75,8 @@ def upgraded(first, second, name):
         if rounds == 1 and not (folder / "before").exists():
             # Renamed, as packages do: what runs keeps its file.
             shutil.copy2(second / "storaged", folder / "new")
-            program.rename(folder / "before")
-            (folder / "new").rename(program)
+            os.link(program, folder / "before")
+            os.replace(folder / "new", program)
         of_second = max(of_second, running(program)) if rounds > 1 else 0
         found = re.match(r"(upgrade_\w+) (\d+\.\d+)$", line)
         if found:

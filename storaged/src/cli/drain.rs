@@ -25,7 +25,8 @@ pub struct DrainArgs {
     /// Time that there is, as 25s or 2m: finished or not, the daemon ends then, or a few seconds later where the registry is slow
     #[arg(long, default_value = "25s")]
     deadline: Span,
-    /// The node comes back soon: no spare takes its place now
+    /// The node comes back soon: no spare takes its place now, and whoever keeps the memory of its daemon (`storaged hold`, systemd) keeps it.
+    /// Without this that is let go of, where nothing is left and every job's newest step bears another loss without it or is durable
     #[arg(long)]
     keep_place: bool,
     /// Node losses that each job's newest step must bear before it goes, at most m: 2 leave one that is borne afterwards, as for maintenance

@@ -47,11 +47,10 @@ struct Said {
 pub fn going(args: &GoingArgs) -> Result<ExitCode, CliError> {
     let runtime = super::members::runtime()?;
     let Said { why_node_goes, pod } = runtime.block_on(ask(args))?;
-    let pod = pod.unwrap_or_else(|error| {
-        // Whoever goes has no time for that.
-        eprintln!("{}", crate::driver::chain(&error));
-        PodEnd::default()
-    });
+    let (pod, pod_fault) = match pod {
+        Ok(pod) => (pod, None),
+        Err(error) => (PodEnd::default(), Some(error)),
+    };
     let grace = pod.grace.map(|it| it.saturating_sub(RESERVE));
     let shuts_down = pod.why_machine_goes.is_some();
     let why = match (why_node_goes, pod.why_machine_goes) {
@@ -61,10 +60,15 @@ pub fn going(args: &GoingArgs) -> Result<ExitCode, CliError> {
                 tell(grace);
             }
             stays?;
+            // A kubelet that shuts its machine down says so of the pod first.
+            pod_fault.map_or(Ok(()), Err)?;
             eprintln!("node {} stays", args.node);
             return Ok(EXIT_STAYS.into());
         }
     };
+    if let Some(error) = pod_fault {
+        eprintln!("{}", crate::driver::chain(&error));
+    }
     eprintln!("node {} goes: {why}", args.node);
     let usual = Duration::from_millis(args.deadline.as_ms());
     // A kubelet that shuts its machine down gives no more, whatever an earlier order to delete the pod gave it.

@@ -256,7 +256,10 @@ fn registry_fault(status: &Value) -> Option<String> {
 fn kept(status: &Value) -> Option<String> {
     let by = status["kept_by"].as_str()?;
     let since = status["holder_lacks_since"].as_i64();
-    Some(match (by, status["holder"].as_str()) {
+    let unheld = status["unheld"].as_u64().unwrap_or(0);
+    let kept = match (by, status["holder"].as_str()) {
+        ("nobody", _) => return Some("nobody: it ends with the daemon".into()),
+        ("keeper", Some("has-all")) if unheld > 0 => "keeper and holder".into(),
         ("keeper", Some("has-all")) => "keeper and holder: it outlives the pod".into(),
         ("keeper", Some("lacks")) => format!(
             "the keeper alone: the holder has not had all of it since {}",
@@ -264,8 +267,12 @@ fn kept(status: &Value) -> Option<String> {
         ),
         ("keeper", Some("absent")) => "the keeper alone: there is no holder".into(),
         ("keeper", _) => "the keeper, which has not said whether a holder has it too".into(),
-        ("nobody", _) => "nobody: it ends with the daemon".into(),
         (other, _) => other.into(),
+    };
+    Some(if unheld > 0 {
+        format!("{kept}, but for {unheld} slots or segments of parity that were not taken")
+    } else {
+        kept
     })
 }
 
@@ -334,6 +341,9 @@ mod tests {
             let line = kept(&json!({"kept_by": by, "holder": null})).expect("a line");
             assert!(line.starts_with(by), "{line}");
         }
+        let part = json!({"kept_by": "keeper", "holder": "has-all", "unheld": 2});
+        let part = kept(&part).expect("a line");
+        assert!(part.contains("but for 2 slots") && !part.contains("outlives"));
         // A node of an earlier release.
         assert_eq!(kept(&json!({})), None);
     }

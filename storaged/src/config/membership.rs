@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use storaged_core::RunAuthority;
+use storaged_core::limits::{WATCHED_NODES_MAX, WATCHERS};
 use storaged_plan::Member;
 use storaged_wire::NodeName;
 
@@ -250,6 +251,19 @@ impl super::Config {
             ),
             None => format!("node {} of {}", self.name, self.members.len()),
         }
+    }
+
+    /// The nodes that give places up, the first two in order of those that have one, in clusters that two nodes can watch. None where files
+    /// say who is there: each node is the first in its own, and no place is given up.
+    pub fn watchers(&self) -> Vec<NodeName> {
+        if self.cluster.is_none() || self.members.len() > WATCHED_NODES_MAX {
+            return Vec::new();
+        }
+        let is_there = |name: &&NodeName| {
+            **name == self.name || self.peers.iter().any(|peer| peer.name == **name)
+        };
+        let names = self.members.iter().map(|member| &member.name);
+        names.filter(is_there).take(WATCHERS).cloned().collect()
     }
 
     /// Takes what a roster says of this node, which fills this place.

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use storaged_wire::CheckpointState;
 use storaged_wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter, StepAfterDrain};
 use tokio::time::Instant;
 
@@ -39,6 +40,8 @@ pub(super) struct Drain {
     given_up: Option<String>,
     /// Nobody counts on this node any more: it has no place, or was to go for good where files say who has one.
     is_gone: bool,
+    /// Others may lose a node more before what this one has is needed again.
+    is_spared: bool,
     was_signalled: bool,
     was_heard: bool,
 }
@@ -54,6 +57,7 @@ impl Drain {
             after: None,
             given_up: None,
             is_gone: false,
+            is_spared: false,
             was_signalled: false,
             was_heard: false,
         }
@@ -77,9 +81,10 @@ impl Drain {
         self.phase != DrainPhase::Finishing
     }
 
-    /// Whether it has come to its end, and this node does not come back to what it has.
+    /// Whether it has come to its end, this node does not come back to what it has, and nobody would want that back after the next loss.
     pub fn is_for_good(&self) -> bool {
-        self.phase == DrainPhase::Over && self.is_gone && self.left.is_empty()
+        let is_of_no_use = self.is_gone && self.is_spared && self.left.is_empty();
+        self.phase == DrainPhase::Over && is_of_no_use
     }
 
     /// None if there was one before.
@@ -95,6 +100,9 @@ impl Drain {
     /// The work is done but for what is left.
     pub fn finished(&mut self, end: WorkEnd, members: Option<&Members>, now: Instant) {
         self.left = end.left;
+        let does_without =
+            |step: &StepAfterDrain| step.bears.losses > 0 || step.state == CheckpointState::Durable;
+        self.is_spared = end.after.iter().all(does_without);
         // Who has lost its place has lost its links: it knows of no step any more what it bears.
         self.after = Some(end.after).filter(|_| self.given_up.is_none());
         let Some(members) = members else {
@@ -164,33 +172,70 @@ impl Drain {
 
 #[cfg(test)]
 mod tests {
+    use storaged_wire::local::Bears;
+    use storaged_wire::peer::CheckpointKey;
+    use storaged_wire::{Namespace, RunId, Step};
+
     use super::*;
 
+    /// A step that bears so many losses once the node has gone.
+    fn step(losses: u32, state: CheckpointState) -> StepAfterDrain {
+        let key = CheckpointKey {
+            namespace: Namespace::new("job").unwrap(),
+            run: RunId::new(1),
+            step: Step::new(10),
+        };
+        let bears = Bears { losses, of: 2 };
+        StepAfterDrain { key, bears, state }
+    }
+
     /// Without a registry.
-    fn drained(place: PlaceAfter, left: &[&str]) -> Drain {
+    fn drained(place: PlaceAfter, end: WorkEnd) -> Drain {
         let mut drain = Drain::of(DrainOrder {
             within_ms: 1_000,
             place,
             bears: None,
         });
         assert!(!drain.is_for_good(), "it has not ended");
-        let left = left.iter().map(ToString::to_string).collect();
-        let after = Vec::new();
-        drain.finished(WorkEnd { left, after }, None, Instant::now());
+        drain.finished(end, None, Instant::now());
         drain
+    }
+
+    fn all_done(after: Vec<StepAfterDrain>) -> WorkEnd {
+        let left = Vec::new();
+        WorkEnd { left, after }
     }
 
     #[test]
     fn memory_is_of_no_use_any_more_where_nothing_is_left_and_nobody_comes_back() {
-        assert!(drained(PlaceAfter::GivenUp, &[]).is_for_good());
-        assert!(!drained(PlaceAfter::Kept, &[]).is_for_good());
-        assert!(!drained(PlaceAfter::GivenUp, &["an upload"]).is_for_good());
+        let is_for_good = |place, end| drained(place, end).is_for_good();
+        assert!(is_for_good(PlaceAfter::GivenUp, all_done(Vec::new())));
+        assert!(!is_for_good(PlaceAfter::Kept, all_done(Vec::new())));
+        let left = WorkEnd {
+            left: vec!["an upload".into()],
+            after: Vec::new(),
+        };
+        assert!(!is_for_good(PlaceAfter::GivenUp, left));
+    }
+
+    /// With the next node that is lost this one's memory is what would bring a step back.
+    #[test]
+    fn memory_without_which_a_step_bears_no_loss_stays() {
+        let protected = CheckpointState::Protected;
+        for (after, is_of_no_use) in [
+            (step(1, protected), true),
+            (step(0, protected), false),
+            (step(0, CheckpointState::Durable), true),
+        ] {
+            let drain = drained(PlaceAfter::GivenUp, all_done(vec![after.clone()]));
+            assert_eq!(drain.is_for_good(), is_of_no_use, "{after:?}");
+        }
     }
 
     /// Whatever its operator said: another node has the place.
     #[test]
     fn nor_does_one_come_back_that_has_lost_its_place() {
-        let mut drain = drained(PlaceAfter::Kept, &[]);
+        let mut drain = drained(PlaceAfter::Kept, all_done(Vec::new()));
         drain.place_is_gone(&PlaceTaken {
             epoch: 3,
             change: "n3 comes in place of n0".into(),

@@ -253,7 +253,7 @@ impl Daemon {
     }
 
     /// What is left if it goes now.
-    fn left_by(&self, leaving: &Leaving) -> Vec<String> {
+    pub(super) fn left_by(&self, leaving: &Leaving) -> Vec<String> {
         let mut left = self.left_now();
         match &leaving.told_by {
             ToldBy::Operator(drain) => left.extend(self.objections(drain)),

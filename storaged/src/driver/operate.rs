@@ -9,6 +9,7 @@ use super::start::near;
 use super::{Daemon, chain};
 use crate::config::Config;
 use crate::http::RestartAsked;
+use crate::keep::{HolderReport, KeptBy};
 use crate::net::{Net, NetError, NetEvent, Peer, TlsFiles, TlsIdentity, Whose, advised};
 
 impl Daemon {
@@ -157,7 +158,10 @@ impl Daemon {
     /// Brings the operator's pages up to date.
     pub(super) fn show(&mut self) {
         self.look_at_certificate();
-        self.links.kept_by = self.memory.kept_by();
+        // Without a journal the next daemon lets go of whatever is held.
+        let journal = self.journal.as_ref();
+        self.links.kept_by = journal.map_or(KeptBy::Nobody, |_| self.memory.kept_by());
+        self.links.unheld = self.memory.missing_in_store();
         let (status, reasons) = self
             .links
             .complete(&self.node.status_json(&self.config.ops_viewer));
@@ -168,8 +172,11 @@ impl Daemon {
             self.links.up.len(),
         );
         self.show_scrub();
-        metrics.observe_unheld(self.memory.missing_in_store());
-        metrics.observe_holder(self.links.kept_by.holder());
+        let unheld = self.links.unheld;
+        metrics.observe_unheld(unheld);
+        // The holder has all that the keeper has, and that is not all.
+        let holder = self.links.kept_by.holder();
+        metrics.observe_holder(holder.filter(|it| unheld == 0 || *it != HolderReport::HasAll));
         let lost = self.memory.lost();
         if metrics.observe_pages_lost(lost) {
             tracing::warn!(
@@ -302,7 +309,7 @@ impl Daemon {
         say_peers(&self.config.peers, &taken.peers);
         // Links are tasks of the network's own runtime.
         let entered = self.net_runtime.enter();
-        let near = near(&taken.members, taken.geometry, &taken.name);
+        let near = near(taken);
         net.set_peers(taken.peers.clone(), &near, taken.agreement());
         drop(entered);
         self.config.peers.clone_from(&taken.peers);

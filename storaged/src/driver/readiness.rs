@@ -36,26 +36,29 @@ pub(super) struct LinkFacts {
     pub registry_fault_since: Option<Instant>,
     /// Who has the memory once this daemon has ended.
     pub kept_by: KeptBy,
+    /// Slots and segments of parity that nobody has then all the same.
+    pub unheld: usize,
 }
 
 /// What a status says of who keeps the memory.
-fn kept_fields(kept_by: KeptBy) -> String {
-    let by = match kept_by {
+fn kept_fields(facts: &LinkFacts) -> String {
+    let by = match facts.kept_by {
         KeptBy::Nobody => "nobody",
         KeptBy::Systemd => "systemd",
         KeptBy::Keeper(_) => "keeper",
     };
-    let (holder, since) = match kept_by.holder() {
+    let (holder, since) = match facts.kept_by.holder() {
         None => (None, None),
         Some(HolderReport::Absent) => (Some("absent"), None),
         Some(HolderReport::HasAll) => (Some("has-all"), None),
         Some(HolderReport::Lacks { since }) => (Some("lacks"), Some(since)),
     };
     format!(
-        r#""kept_by":{},"holder":{},"holder_lacks_since":{}"#,
+        r#""kept_by":{},"holder":{},"holder_lacks_since":{},"unheld":{}"#,
         json!(by),
         json!(holder),
-        json!(since)
+        json!(since),
+        facts.unheld
     )
 }
 
@@ -133,7 +136,7 @@ impl LinkFacts {
             json!(self.membership),
             json!(self.registry_fault),
             json!(self.registry_fault_age().map(|age| age.as_secs())),
-            kept_fields(self.kept_by),
+            kept_fields(self),
         );
         let own = if settled {
             r#""ready":true"#

@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use storaged_core::limits::{NEAR_NODES_MAX, WATCHED_NODES_MAX, WATCHERS};
+use storaged_core::limits::NEAR_NODES_MAX;
 use storaged_core::{DurableForm, RunAuthority, Setup};
-use storaged_plan::Member;
-use storaged_wire::{Generation, Geometry, NodeName};
+use storaged_wire::{Generation, NodeName};
 use tokio::sync::{mpsc, watch};
 
 use super::StartError;
@@ -91,26 +90,22 @@ pub(super) fn watch_certificates(config: &Config) -> WatchedFiles {
 }
 
 /// Those whose death a node must know of as soon as can be: all others of a small cluster, where whoever says what a step bears or gives up
-/// a place shares no group with the dead one more often than not; of a larger one those that share a coding group with it, and the first in
-/// order, which give places up.
-pub(super) fn near(
-    members: &[Member],
-    geometry: Option<Geometry>,
-    own: &NodeName,
-) -> BTreeSet<NodeName> {
-    let first = if members.len() <= WATCHED_NODES_MAX {
-        &members[..members.len().min(WATCHERS)]
-    } else {
-        &[]
-    };
-    let is_first = first.iter().any(|member| member.name == *own);
-    if members.len() <= NEAR_NODES_MAX || is_first {
+/// a place shares no group with the dead one more often than not; of a larger one those that share a coding group with it, and whoever gives
+/// places up.
+pub(super) fn near(config: &Config) -> BTreeSet<NodeName> {
+    let watchers = config.watchers();
+    let members = &config.members;
+    if members.len() <= NEAR_NODES_MAX || watchers.contains(&config.name) {
         let others = members.iter().map(|member| &member.name);
-        return others.filter(|name| *name != own).cloned().collect();
+        return others
+            .filter(|name| **name != config.name)
+            .cloned()
+            .collect();
     }
-    let groups = geometry.and_then(|it| storaged_plan::groups(members, it).ok());
-    let mut near = storaged_plan::group_peers(&groups.unwrap_or_default(), own);
-    near.extend(first.iter().map(|member| member.name.clone()));
+    let groups = config.geometry;
+    let groups = groups.and_then(|it| storaged_plan::groups(members, it).ok());
+    let mut near = storaged_plan::group_peers(&groups.unwrap_or_default(), &config.name);
+    near.extend(watchers);
     near
 }
 
@@ -154,7 +149,7 @@ pub(super) async fn start_net(
         trunks: config.network.trunks.clone(),
         identity,
         peers: config.peers.clone(),
-        near: near(&config.members, config.geometry, &config.name),
+        near: near(config),
         agreement: config.agreement(),
         versions: LINK_VERSIONS,
         sockets: env.sockets.clone(),
@@ -170,24 +165,46 @@ pub(super) async fn start_net(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::net::SocketAddr;
 
-    fn members(count: usize) -> Vec<Member> {
-        let member = |number: usize| Member {
-            name: NodeName::new(format!("n{number:04}")).expect("a name"),
+    use storaged_core::limits::{WATCHED_NODES_MAX, WATCHERS};
+    use storaged_plan::Member;
+    use storaged_wire::Geometry;
+
+    use super::*;
+    use crate::config::ConfigFile;
+    use crate::net::Peer;
+
+    /// A node of a cluster of so many: by its place, where they are in a registry.
+    fn config(own: usize, count: usize, geometry: Option<Geometry>) -> Config {
+        let file = toml::from_str::<ConfigFile>("").expect("a file");
+        let mut config = file.validate().expect("a configuration");
+        config.cluster = Some("c".into());
+        config.geometry = geometry;
+        config.name = name(own);
+        let others = (0..count).filter(|number| *number != own);
+        let peer = |number| Peer::named(name(number), SocketAddr::from(([127, 0, 0, 1], 9)));
+        config.peers = others.map(peer).collect();
+        config.members = (0..count).map(member).collect();
+        config
+    }
+
+    fn name(number: usize) -> NodeName {
+        NodeName::new(format!("n{number:04}")).expect("a name")
+    }
+
+    fn member(number: usize) -> Member {
+        Member {
+            name: name(number),
             failure_domain: format!("rack-{number}"),
             cordon: Default::default(),
             seat: None,
-        };
-        (0..count).map(member).collect()
+        }
     }
 
-    /// Those that are near to the node of a place.
-    fn near_to(place: usize, nodes: usize, geometry: Option<Geometry>) -> BTreeSet<NodeName> {
-        let members = members(nodes);
-        let own = &members[place].name;
-        let near = near(&members, geometry, own);
-        assert!(!near.contains(own));
+    fn near_to(own: usize, count: usize, geometry: Option<Geometry>) -> BTreeSet<NodeName> {
+        let near = near(&config(own, count, geometry));
+        assert!(!near.contains(&name(own)));
         near
     }
 
@@ -207,15 +224,26 @@ mod tests {
     /// Else a node that shares no group with them would be missed 6 s after its death, and replaced so much later.
     #[test]
     fn who_gives_places_up_is_near_to_all_nodes_of_a_large_cluster_too() {
-        for nodes in [NEAR_NODES_MAX + 1, WATCHED_NODES_MAX] {
-            let watchers: BTreeSet<_> = (0..WATCHERS)
-                .map(|place| {
-                    assert_eq!(near_to(place, nodes, None).len(), nodes - 1);
-                    members(nodes)[place].name.clone()
-                })
-                .collect();
-            assert_eq!(near_to(nodes - 1, nodes, None), watchers);
+        for count in [NEAR_NODES_MAX + 1, WATCHED_NODES_MAX] {
+            for own in 0..WATCHERS {
+                assert_eq!(near_to(own, count, None).len(), count - 1);
+            }
+            let watchers: BTreeSet<_> = (0..WATCHERS).map(name).collect();
+            assert_eq!(near_to(count - 1, count, None), watchers);
         }
         assert_eq!(near_to(0, WATCHED_NODES_MAX + 1, None).len(), 0);
+        // Nobody has the first place.
+        let count = NEAR_NODES_MAX + 1;
+        let mut config = config(2, count, None);
+        config.peers.retain(|peer| peer.name != name(0));
+        assert_eq!(near(&config).len(), count - 1);
+    }
+
+    /// There each node is the first in its own list, and nobody gives a place up.
+    #[test]
+    fn where_files_say_who_is_there_nobody_watches_all_of_a_large_cluster() {
+        let mut config = config(0, NEAR_NODES_MAX + 1, None);
+        config.cluster = None;
+        assert_eq!(near(&config).len(), 0);
     }
 }

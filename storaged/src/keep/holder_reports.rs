@@ -10,6 +10,7 @@ use tokio::io::Interest;
 use tokio::net::UnixDatagram;
 
 use super::message::{FromKeeper, HolderReport};
+use super::packets::is_gone;
 
 /// What a daemon was told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -17,8 +18,10 @@ pub enum ToldOfHolder {
     /// Nothing: it has not asked.
     #[default]
     Unasked,
-    /// Not how it is now.
+    /// Not how it is now: it is told once there is room.
     Waits,
+    /// Nor is there room in the system: it is told at the keeper's next turn.
+    Missed,
     /// This.
     Told(HolderReport),
 }
@@ -40,7 +43,8 @@ impl ToldOfHolder {
         });
         *self = match gone {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Self::Waits,
-            // Whoever does not take it is ending.
+            Err(error) if !is_gone(&error) => Self::Missed,
+            // Whoever is gone needs nothing more.
             Ok(()) | Err(_) => Self::Told(report),
         };
     }

@@ -408,6 +408,9 @@ impl KeeperProcess {
             AfterKeeper::Held => {
                 tracing::info!(descriptors, "ending: the memory stays with the holder")
             }
+            AfterKeeper::Unsure if descriptors == 0 => tracing::warn!(
+                "ending, and the holder has not said that it let go of everything: `storaged hold --release` frees what it has"
+            ),
             AfterKeeper::Unsure => tracing::warn!(
                 descriptors,
                 "ending, and the holder has not said that it has the memory"
@@ -437,7 +440,10 @@ impl KeeperProcess {
             }
             life = loop {
                 match self.rest(wait).await {
-                    Lull::Cut => return Ok(code_of(death.status)),
+                    Lull::Cut => {
+                        self.is_ending = true;
+                        return Ok(code_of(death.status));
+                    }
                     Lull::HandOver if self.has_handed_over().await => return Ok(0),
                     Lull::HandOver if self.is_ending => return Ok(code_of(death.status)),
                     Lull::HandOver | Lull::Over => {}
