@@ -613,6 +613,14 @@ fn who_goes_hears_how_long_a_drain_may_take() -> Result<()> {
         "{said}"
     );
     api.put(NODE, json!({"spec": {}}));
+    // Its pod might be told first.
+    let unknown = going()?;
+    let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    ensure!(
+        unknown.status.code() == Some(1) && said.contains("get pod"),
+        "{said}"
+    );
+    api.put(POD, json!({"metadata": {}}));
     let stays = going()?;
     ensure!(
         stays.status.code() == Some(3) && stays.stdout.is_empty(),

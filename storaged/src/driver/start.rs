@@ -217,7 +217,7 @@ mod tests {
             let all = near_to(NEAR_NODES_MAX - 1, NEAR_NODES_MAX, geometry);
             assert_eq!(all.len(), NEAR_NODES_MAX - 1);
         }
-        let group = near_to(NEAR_NODES_MAX, NEAR_NODES_MAX + 1, geometry).len();
+        let group = near_to(WATCHERS, NEAR_NODES_MAX + 1, geometry).len();
         assert!((9..30).contains(&group), "{group}");
     }
 

@@ -25,6 +25,7 @@ fn a_pod_whose_memory_a_holder_has_ends_at_once_where_the_machine_stays() -> Res
     let (mut system, holder) = held_beside_a_loss()?;
     let api = ApiServer::start()?;
     api.put(NODE, json!({"metadata": {"name": "worker"}, "spec": {}}));
+    api.put(POD, json!({"metadata": {}}));
     let begun = Instant::now();
     let done = pre_stop(&api, &system, 0)?
         .env("STORAGED_HOLDER", holder.path())
@@ -74,6 +75,7 @@ fn without_a_holder_that_takes_its_memory_a_pod_goes_on() -> Result<()> {
     let (system, mut holder) = held_beside_a_loss()?;
     let api = ApiServer::start()?;
     api.put(NODE, json!({"metadata": {"name": "worker"}, "spec": {}}));
+    api.put(POD, json!({"metadata": {}}));
     holder.kill()?;
     let daemon = system.cluster.daemon_below(0);
     let over = pre_stop(&api, &system, 0)?
