@@ -127,6 +127,13 @@ pub struct OnNode {
     pub coding: Vec<(u32, usize)>,
 }
 
+impl OnNode {
+    /// Whether no shard and no parity belongs here: a data node of a group on which no rank is.
+    pub fn is_bare(&self) -> bool {
+        self.ranks.is_empty() && self.coding.is_empty()
+    }
+}
+
 impl Manifest {
     /// The version that this code writes. It reads versions 1 and 2 too, which carry schema and torch metadata themselves; in
     /// version 1 runs are numbers alone.
@@ -289,7 +296,7 @@ impl ManifestBytes {
         self.name
     }
 
-    /// Nodes that the manifest places shards or parity on, by name, and what.
+    /// Nodes with shards and all members of the groups, by name, and what the manifest places on them: nothing on some.
     pub fn nodes(&self) -> &BTreeMap<NodeName, OnNode> {
         &self.on
     }

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use storaged_plan::nodes_with_blocks;
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{
     Digest, Enclosed, Enclosure, Enclosures, EnclosuresHeld, Manifest, ManifestBytes, Namespace,
@@ -264,7 +265,8 @@ impl Context {
             return !planted!("enclosures_not_fetched_again");
         }
         let gone = homes.iter().filter(|home| self.is_gone(home)).count();
-        let others = manifest.nodes().keys().filter(|it| !homes.contains(it));
+        // Who has no blocks of it does not hear of it, and fetches nothing.
+        let others = nodes_with_blocks(manifest).filter(|it| !homes.contains(it));
         let mut substitutes = others.filter(|it| self.is_up(it)).take(gone);
         substitutes.any(|node| node == self.me())
     }

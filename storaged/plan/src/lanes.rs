@@ -54,6 +54,15 @@ pub fn blocks_on(manifest: &ManifestBytes, node: &NodeName) -> Vec<(Lane, usize)
     shards.chain(parity).collect()
 }
 
+/// Nodes on which something of a checkpoint belongs: shards, or parity. A data node of its groups on which no rank is has no block of it.
+pub fn nodes_with_blocks(manifest: &ManifestBytes) -> impl Iterator<Item = &NodeName> {
+    let nodes = manifest.nodes().iter();
+    let holding = nodes.filter(move |(node, on)| {
+        !on.ranks.is_empty() || lanes_coded_by(manifest, node).next().is_some()
+    });
+    holding.map(|(node, _)| node)
+}
+
 /// A node with shards that no group codes: it had no place in the epoch of the manifest. Only it can give them back.
 pub fn uncoded_node(manifest: &ManifestBytes) -> Option<&NodeName> {
     uncoded_nodes(manifest).next()

@@ -43,7 +43,7 @@ pub use groups::{
     Cordon, Group, GroupError, Member, Position, Seat, group_peers, groups, regrouped, seats,
 };
 pub use homes::homes;
-pub use lanes::{LaneBlocks, blocks_on, lanes_coded_by, lanes_of, uncoded_node};
+pub use lanes::{LaneBlocks, blocks_on, lanes_coded_by, lanes_of, nodes_with_blocks, uncoded_node};
 pub use load::NodeLoad;
 pub use prove::prove;
 pub use repair::{RepairShape, RepairTask, repair_plans};

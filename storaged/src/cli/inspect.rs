@@ -27,7 +27,7 @@ pub struct LsArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  storaged plan llama-70b\nAsks every live node and the durable tier; moves nothing.\n  storaged plan llama-70b --verdict --json\nSays what a launcher should do, why, what it takes and what waiting for nodes would gain. Exit codes:\n0 recover-in-place, 10 recover, 11 restart-from-durable, 12 impossible, 13 impossible because nothing was ever saved;\n1 no verdict, 2 wrong arguments.\n  storaged plan llama-70b --failed 160\nSays that a restart from step 160 has failed: it is passed over for 10 minutes, then 20, and after the third time until\n  storaged plan llama-70b --lift 160\n  storaged plan --encode --k 8 --m 2 --rate 125MB\nSays which coding plan a group would take; moves nothing."
+    after_help = "Examples:\n  storaged plan llama-70b\nAsks every live node and the durable tier; moves nothing.\n  storaged plan llama-70b --verdict --json\nSays what a launcher should do, why, what it takes and what waiting for nodes would gain. Exit codes:\n0 recover-in-place, 10 recover, 11 restart-from-durable, 12 impossible, 13 impossible because nothing was ever saved;\n1 no verdict, 2 wrong arguments. A reason (goes-back) or (too-few-answered), with 0, 10 and 11: loads refuse the step unless it is allowed.\n  storaged plan llama-70b --failed 160\nSays that a restart from step 160 has failed: it is passed over for 10 minutes, then 20, and after the third time until\n  storaged plan llama-70b --lift 160\n  storaged plan --encode --k 8 --m 2 --rate 125MB\nSays which coding plan a group would take; moves nothing."
 )]
 pub struct PlanArgs {
     /// Namespace of the job

@@ -208,7 +208,7 @@ impl Config {
         let left = members - lost.nodes.min(members);
         if lost.blocks > m {
             "its loss is not borne"
-        } else if 2 * left <= members && self.durable.is_none() {
+        } else if 2 * left <= members {
             "its loss is borne, but leaves no majority: the restart needs --allow-older"
         } else {
             "its loss is borne"

@@ -299,6 +299,18 @@ fn what_the_loss_of_a_failure_domain_costs_is_told_by_level() {
     }
 }
 
+/// What was protected in RAM after the last copy it does not know.
+#[test]
+fn a_durable_tier_does_not_stand_in_for_a_majority() {
+    let peers = "[[peers]]\nname = 'n[1-2]'\naddress = 'n[1-2]:1'\nfailure_domain = 'r[1-2]'\n";
+    for tier in ["", "[durable]\nkind = 'directory'\npath = '/shared'"] {
+        let config = shared("n1", &format!("{peers}{tier}")).unwrap();
+        let told = config.domains_told(&config.members).unwrap();
+        let no_majority = "leaves no majority: the restart needs --allow-older)";
+        assert!(told.ends_with(no_majority), "{told}");
+    }
+}
+
 #[test]
 fn lists_that_do_not_fit_one_another_are_refused_with_their_key() {
     let one = "name = 'n1'\naddress = '[::1]:9300'";

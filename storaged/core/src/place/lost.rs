@@ -47,8 +47,18 @@ impl Context {
         }
     }
 
-    /// Which shard can neither be read nor decoded, not even with all that nodes may hold that have not said so.
+    /// What has become of a shard that can neither be read nor decoded.
     pub(super) fn loss_of(&self, checkpoint: &Checkpoint, denials: Denials) -> Option<String> {
+        let shard = self.lost_shard(checkpoint, denials)?;
+        Some(self.why_lost(checkpoint, &shard))
+    }
+
+    /// Which shard can neither be read nor decoded, not even with all that nodes may hold that have not said so.
+    pub(super) fn lost_shard(
+        &self,
+        checkpoint: &Checkpoint,
+        denials: Denials,
+    ) -> Option<ShardEntry> {
         let manifest = checkpoint.manifest.as_ref()?;
         let own = Blocks::of(checkpoint);
         let there = self.blocks_there(checkpoint, &own);
@@ -78,12 +88,35 @@ impl Context {
             let mut data = 0..blocks.data.len();
             let lost =
                 data.find(|block| !blocks.is_zeros(*block) && !may_hold(*lane, blocks, *block))?;
-            let shard = blocks.data[lost].as_ref()?;
-            let (rank, node) = (shard.rank, &shard.node);
-            Some(format!(
-                "the shard of rank {rank} was lost with {node} before it was protected"
-            ))
+            blocks.data[lost].clone()
         })
+    }
+
+    /// A step that nodes have let go for a newer one is told again by a home node that has not heard of that, and lacks its shards then:
+    /// nothing was lost with a node that has been up since.
+    fn why_lost(&self, checkpoint: &Checkpoint, shard: &ShardEntry) -> String {
+        let key = &checkpoint.key;
+        let table = self.namespaces.get(&key.namespace);
+        let given_up = table.and_then(|table| table.abandoned.get(&(key.run, key.step)));
+        if let Some(reason) = given_up {
+            return reason.clone();
+        }
+        let (rank, node) = (shard.rank, &shard.node);
+        let peer = self.peers.get(node);
+        let has_stayed = peer.is_some_and(|it| Some(it.known_since) <= checkpoint.committed_at);
+        if !has_stayed {
+            return format!(
+                "the shard of rank {rank} was lost with {node} before it was protected"
+            );
+        }
+        let mut of_job = self.checkpoints.values();
+        let is_newer = |c: &Checkpoint| c.key.namespace == key.namespace && c.key > *key;
+        let for_newer = if of_job.any(|c| c.manifest.is_some() && is_newer(c)) {
+            " for a newer step"
+        } else {
+            ""
+        };
+        format!("{node} has let the shard of rank {rank} go{for_newer} before it was protected")
     }
 
     /// As a home node: whether a shard's node is gone or has let the checkpoint go, or has lost it and nobody can give it
@@ -136,10 +169,11 @@ mod tests {
     use storaged_codec::digest;
     use storaged_wire::local::DurableWish;
     use storaged_wire::peer::{PeerMessage, UnowedCause};
-    use storaged_wire::{EnclosuresHeld, Rank};
+    use storaged_wire::{EnclosuresHeld, Generation, Rank};
 
     use crate::api::{Input, Now};
-    use crate::testkit::{hear, hear_from_all, last_of, manifest, sent};
+    use crate::node::Node;
+    use crate::testkit::{committed, hear, hear_from_all, last_of, manifest, name, sent};
 
     /// `e` is a home node of it. One of two coding nodes takes a step up and lets it go again and again; `b` has lost the shard of its rank.
     #[test]
@@ -181,5 +215,73 @@ mod tests {
         }
         let is_end = |message: &PeerMessage| matches!(message, PeerMessage::Abandoned { .. });
         assert!(sent(said).iter().any(is_end));
+    }
+
+    /// Another daemon runs on a node.
+    fn restarts(node: &mut Node, at: u64, peer: &str) {
+        let gone = name(peer);
+        node.handle(Now(at), Input::PeerDown { node: gone });
+        let back = Input::PeerUp {
+            node: name(peer),
+            generation: Generation::new(2),
+        };
+        node.handle(Now(at + 1), back);
+    }
+
+    /// What `e`, a home node of step 2, says of it when it gives it up: `b` does not have its shard any more, and nobody has parity. These
+    /// steps are committed, and something happens to `b` before that.
+    fn given_up(steps: &[u64], happens: impl FnOnce(&mut Node)) -> String {
+        let mut node = last_of(&["a", "b", "c", "d", "e"], 2, 2);
+        let sealed = |step| {
+            let manifest = manifest(step, &["a", "b"], &["c", "d"], 5, digest(b"any"));
+            manifest.seal().expect("a sound manifest")
+        };
+        for step in steps {
+            hear_from_all(&mut node, 1, &committed(&sealed(*step)));
+        }
+        happens(&mut node);
+        let manifest = sealed(2).name();
+        for (from, shards) in [
+            ("a", vec![Rank::new(0)]),
+            ("b", vec![]),
+            ("c", vec![]),
+            ("d", vec![]),
+        ] {
+            let held = PeerMessage::Held {
+                manifest,
+                version: 1,
+                shards,
+                parity: Vec::new(),
+                enclosures: EnclosuresHeld::All,
+            };
+            hear(&mut node, 100, from, held);
+        }
+        let ticks = (1..40).flat_map(|at| node.handle(Now(500 * at), Input::Tick));
+        let reason = sent(ticks.collect())
+            .into_iter()
+            .find_map(|message| match message {
+                PeerMessage::Abandoned { reason, .. } => Some(reason),
+                _ => None,
+            });
+        reason.expect("it is given up")
+    }
+
+    #[test]
+    fn a_node_that_has_been_up_since_a_step_has_let_its_shard_go_and_did_not_lose_it() {
+        let for_newer = given_up(&[2, 3], |_| {});
+        assert_eq!(
+            for_newer,
+            "b has let the shard of rank 1 go for a newer step before it was protected"
+        );
+        let alone = given_up(&[2], |_| {});
+        assert_eq!(
+            alone,
+            "b has let the shard of rank 1 go before it was protected"
+        );
+        let restarted = given_up(&[2, 3], |node| restarts(node, 50, "b"));
+        assert_eq!(
+            restarted,
+            "the shard of rank 1 was lost with b before it was protected"
+        );
     }
 }

@@ -5,6 +5,7 @@ use storaged_wire::local::{Bears, KeptFor, Reply};
 use storaged_wire::{CheckpointState, Namespace, Refusal};
 
 use super::drain::GoneFirst;
+use super::lost::Denials;
 use crate::api::{RequestId, Viewer};
 use crate::catalog::Checkpoint;
 use crate::context::Context;
@@ -112,6 +113,7 @@ impl Context {
             return None;
         }
         let waits = self.why_not_yet(&newest.key);
+        let lost = self.loss_in_words(newest);
         let pinned = if self.is_pinned(&newest.key) {
             "; it is pinned: `storaged unpin` takes it out of account"
         } else {
@@ -123,9 +125,24 @@ impl Context {
             (_, None) => "; it is durable: bears 0 goes by the durable tier alone".into(),
         };
         Some(format!(
-            "step {step} of run {run} bears {} of {} losses, expected {least}{waits}{first}{tier}{pinned}",
+            "step {step} of run {run} bears {} of {} losses, expected {least}{waits}{lost}{first}{tier}{pinned}",
             counted.losses, counted.of,
         ))
+    }
+
+    /// Of a step that no wait makes whole again, as far as this node counts its blocks: who rolls a cluster would wait for it.
+    fn loss_in_words(&self, newest: &Checkpoint) -> String {
+        if newest.state == CheckpointState::Durable {
+            return String::new();
+        }
+        let lost = self.lost_shard(newest, Denials::Ignored);
+        lost.map_or_else(String::new, |shard| {
+            format!(
+                "; it is lost: the shard of rank {} is on no node, cannot be decoded and is not in the durable tier. A restart goes back to \
+                 an older step, if there is one (`storaged plan` says which). It is so until a newer step is protected",
+                shard.rank
+            )
+        })
     }
 
     /// Why a checkpoint's copy in the durable tier cannot be counted on, if it cannot: a tier that is away may come back too

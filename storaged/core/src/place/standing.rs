@@ -8,7 +8,8 @@ use storaged_plan::{LaneBlocks, blocks_on, uncoded_node};
 use storaged_wire::local::Bears;
 use storaged_wire::peer::{CheckpointKey, Lane, PeerMessage};
 use storaged_wire::{
-    CheckpointState, Digest, EnclosuresHeld, Generation, Manifest, ManifestBytes, NodeName, Rank,
+    CheckpointState, Digest, EnclosuresHeld, Generation, Manifest, ManifestBytes, NodeName, OnNode,
+    Rank,
 };
 
 use super::missing::{BlockSet, Missing};
@@ -335,7 +336,7 @@ impl Context {
             checkpoint.standing.noted.insert(from.clone(), noted);
             // It has taken up again what it had let go, and counts what is here. That one with parts of it has them again it says itself.
             let manifest = checkpoint.manifest.as_ref();
-            if manifest.is_some_and(|it| !it.nodes().contains_key(from)) {
+            if manifest.is_some_and(|it| it.nodes().get(from).is_none_or(OnNode::is_bare)) {
                 checkpoint.owing.retired_at.remove(from);
             }
             let key = checkpoint.key.clone();

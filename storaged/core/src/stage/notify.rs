@@ -21,7 +21,7 @@ impl Context {
         let key = CheckpointKey::of(record);
         let nodes = manifest.nodes().iter();
         // A data node of a group that no rank is on has nothing to do with it.
-        let concerned = nodes.filter(|(_, on)| !(on.ranks.is_empty() && on.coding.is_empty()));
+        let concerned = nodes.filter(|(_, on)| !on.is_bare());
         let names = concerned.map(|(node, _)| node.clone());
         names.chain(self.homes_of(&key)).collect()
     }

@@ -3,12 +3,13 @@
 //! that is saved. What stays is healed like the newest step.
 //!
 //! A node that missed a pin would let go what all others keep. So every node that is up is asked to note it, and no pin counts if more
-//! nodes than the step can lose have nothing of it; who was away, or has missed a later change, hears of it now and then.
+//! nodes than the step can lose have nothing of what belongs on them; who was away, or has missed a later change, hears of it now and then.
 
 mod room;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use storaged_plan::nodes_with_blocks;
 use storaged_wire::local::{Keep, Reply};
 use storaged_wire::peer::{CheckpointKey, HighMark, PeerMessage, UnowedCause};
 use storaged_wire::pins::{NamespacePins, Pin, PinAnswer};
@@ -527,8 +528,7 @@ impl Context {
         let checkpoint = self.checkpoints.get(&order.key);
         let manifest = checkpoint.and_then(|c| c.manifest.as_ref());
         let without: Vec<&str> = manifest.map_or_else(Vec::new, |manifest| {
-            let nodes = manifest.nodes().keys();
-            let without = nodes.filter(|node| !order.has_noted(node));
+            let without = nodes_with_blocks(manifest).filter(|node| !order.has_noted(node));
             without.map(NodeName::as_str).collect()
         });
         let most = checkpoint.and_then(Checkpoint::parity_count).unwrap_or(0);

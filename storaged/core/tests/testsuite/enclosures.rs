@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::cluster::{Cluster, Listing};
+use crate::cluster::{Cluster, Listing, Room};
 use crate::testkit::{TORCH_METADATA, index, members, namespace, plan_newest, schema_of};
 use storaged_codec::digest;
 use storaged_core::{ConnId, Shown};
@@ -154,6 +154,27 @@ fn another_node_holds_it_in_the_place_of_a_home_node_that_is_gone() {
     cluster.run_for(20_000);
     let after = (0..NODES).filter(|node| holds(&cluster, node)).count();
     assert!(after > M, "{before} held it, and {after} do");
+}
+
+/// The one rank is on `n0`, and its parity on `n3`: `n1` and `n2` are data nodes of its group that have nothing to do with the step.
+#[test]
+fn no_node_without_blocks_is_counted_on_in_the_place_of_a_home_node_that_is_gone() {
+    let mut cluster = Cluster::start_with_ranks(5, 1, 3, 1, 10, Room::default());
+    for step in 1..40 {
+        cluster.save_on_all(1, DurableWish::Never);
+        let of_step = homes(&members(5), &key(&cluster, step), 2);
+        let of_step: BTreeSet<usize> = of_step.iter().map(index).collect();
+        let other = of_step.iter().find(|home| ![0, 3].contains(*home));
+        let Some(other) = other.filter(|_| of_step.contains(&0)) else {
+            continue;
+        };
+        cluster.kill(*other);
+        cluster.run_for(20_000);
+        let held = shown(&cluster, 3, step).map(|it| it.enclosures);
+        assert_eq!(held, Some(EnclosuresHeld::All), "n{other} is gone");
+        return;
+    }
+    panic!("no step has homes n0 and one without blocks");
 }
 
 #[test]

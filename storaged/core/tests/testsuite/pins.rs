@@ -2,6 +2,7 @@
 //! was room for when they were pinned.
 
 mod decided;
+mod members;
 
 use crate::cluster::{self, Cluster, Room, SLOT};
 use crate::testkit::{TOKEN, name, namespace};

@@ -155,3 +155,34 @@ fn whoever_waits_for_protection_is_not_told_of_losses_that_no_node_has_seen() {
         }
     }
 }
+
+/// Of five nodes that bear two losses three lose their memory. Who waits for the step to become whole must hear that it never will.
+#[test]
+fn a_step_that_more_than_m_losses_took_is_said_to_be_lost_until_a_newer_one_is_protected() {
+    let mut cluster = Cluster::start(3, 2, 10);
+    cluster.save_and_wait(DurableWish::Never);
+    let (homes, _) = cluster.homes_of(1);
+    let lost: Vec<usize> = (0..5).filter(|node| *node != homes[0]).take(3).collect();
+    let said = |cluster: &mut Cluster| {
+        let reader = cluster.connect(homes[0], Role::Reader);
+        let reply = cluster.ask(homes[0], reader, Request::RestartSafe { bears: None });
+        cluster.disconnect(homes[0], reader);
+        match reply {
+            Reply::RestartSafe(objections) => objections.join(", "),
+            other => panic!("{other:?}"),
+        }
+    };
+    lost[..2].iter().for_each(|node| cluster.kill(*node));
+    cluster.run_for(10_000);
+    let borne = said(&mut cluster);
+    assert!(borne.contains("bears 0 of 2"), "{borne}");
+    assert!(!borne.contains("it is lost"), "{borne}");
+    cluster.kill(lost[2]);
+    cluster.run_for(10_000);
+    let away = said(&mut cluster);
+    assert!(!away.contains("it is lost"), "they may come back: {away}");
+    lost.iter().for_each(|node| cluster.start_after(0, *node));
+    cluster.run_for(30_000);
+    let gone = said(&mut cluster);
+    assert!(gone.contains("it is lost: the shard of rank"), "{gone}");
+}

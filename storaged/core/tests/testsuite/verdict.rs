@@ -7,7 +7,7 @@ use storaged_wire::plan::{PassedOverCause, Source};
 use storaged_wire::verdict::{
     HeldBasis, RateSource, ReasonCode, RestartVerdict, Returning, Stretch, Verdict, WaitingGain,
 };
-use storaged_wire::{NodeName, Rank};
+use storaged_wire::{NodeName, Rank, RefusalCode};
 
 /// Four data nodes and two coding nodes.
 const NODES: usize = 6;
@@ -248,6 +248,27 @@ fn too_few_that_answered_are_named() {
         [],
         "nobody has the manifest of a newer step"
     );
+}
+
+/// Where m losses leave no majority the step is whole, in place and in the durable tier, and a plan refuses it: what was protected after it, nobody
+/// who answered would know.
+#[test]
+fn too_few_that_answered_in_place_are_named() {
+    let mut cluster = Cluster::start_with_tier(1, 1, 10);
+    cluster.save_on_all(2, DurableWish::Required);
+    kill(&mut cluster, &[1]);
+    let judged = verdict(&mut cluster, 0);
+    assert_eq!(judged.verdict, Verdict::RecoverInPlace, "{judged:?}");
+    assert!(judged.has_reason(ReasonCode::TooFewAnswered), "{judged:?}");
+    let reader = cluster.connect(0, Role::Reader);
+    let reply = cluster.ask(0, reader, plan_newest(5_000));
+    let Reply::Refused(refusal) = reply else {
+        panic!("{reply:?}");
+    };
+    assert_eq!(refusal.code, RefusalCode::NewerUnreachable);
+    for part in ["a majority of the 2 nodes", "got 1", "allow_older"] {
+        assert!(refusal.message.contains(part), "{}", refusal.message);
+    }
 }
 
 /// A verdict where a plan says the same: what it offers is what a restart gets.

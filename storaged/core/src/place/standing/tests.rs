@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use storaged_codec::digest;
+use storaged_wire::WorldSize;
 use storaged_wire::local::DurableWish;
+use storaged_wire::peer::UnowedCause;
 
 use super::*;
 use crate::api::Input;
 use crate::node::Node;
-use crate::testkit::{hear, hear_from_all, last_of, manifest};
+use crate::testkit::{hear, hear_from_all, last_of, manifest, name};
 
 /// Whether the last node of three is a home node of a step, and what it knows that it bears once the others, who may be,
 /// have told it this.
@@ -150,4 +152,44 @@ fn a_home_node_of_a_large_cluster_listens_for_longer() {
         listening.count()
     };
     assert_eq!((listens(&members[..256]), listens(&members)), (3, 7));
+}
+
+/// `c` is a data node of the step's group on which no rank is, and a home node of it. It lets the step go, and takes it up again.
+#[test]
+fn a_home_node_without_blocks_that_takes_a_step_up_again_has_not_retired_it() {
+    let mut node = last_of(&["a", "b", "c", "d", "e"], 3, 2);
+    let of = |step| {
+        let mut manifest = manifest(step, &["a", "b", "c"], &["d", "e"], 5, digest(b"any"));
+        manifest.shards.pop();
+        manifest.world_size = WorldSize::new(2).expect("ranks");
+        manifest
+    };
+    let homes_of = |node: &Node, step| node.context().homes_of(&CheckpointKey::of(&of(step)));
+    let is_home = |step: &u64| {
+        let homes = homes_of(&node, *step);
+        ["c", "e"].iter().all(|it| homes.contains(&name(it)))
+    };
+    let step = (1..100).find(is_home).expect("both are of some step");
+    let manifest = of(step).seal().expect("a sound manifest");
+    let committed = PeerMessage::Committed {
+        manifest: manifest.shared(),
+        durable: DurableWish::Never,
+    };
+    hear_from_all(&mut node, 1, &committed);
+    let key = CheckpointKey::of(manifest.manifest());
+    let has_retired = |node: &Node| {
+        let owing = &node.context().checkpoints[&key].owing;
+        owing.retired_at.contains(&name("c"))
+    };
+    let (manifest, cause) = (manifest.name(), UnowedCause::Retired);
+    hear(&mut node, 2, "c", PeerMessage::Unowed { manifest, cause });
+    assert!(has_retired(&node));
+    let version = 1;
+    hear(
+        &mut node,
+        3,
+        "c",
+        PeerMessage::HeldNoted { manifest, version },
+    );
+    assert!(!has_retired(&node));
 }

@@ -209,6 +209,20 @@ impl Cluster {
         Self::begun(stage, k + m)
     }
 
+    /// Ranks on the first so many nodes alone.
+    pub fn start_with_ranks(
+        nodes: usize,
+        ranks: usize,
+        k: usize,
+        m: usize,
+        stripes: u64,
+        room: Room,
+    ) -> Self {
+        let mut stage = Stage::new(k, m, stripes, None, room);
+        stage.ranks = ranks;
+        Self::begun(stage, nodes)
+    }
+
     /// More nodes than one group has.
     pub fn start_of(nodes: usize, k: usize, m: usize, stripes: u64) -> Self {
         let stage = Stage::new(k, m, stripes, None, Room::default());
