@@ -435,6 +435,7 @@ impl Daemon {
             Output::Note(note) => self.note(&note),
             Output::Upload { .. }
             | Output::StopUpload { .. }
+            | Output::Withdraw { .. }
             | Output::Publish { .. }
             | Output::ListDurable { .. }
             | Output::Curate { .. }

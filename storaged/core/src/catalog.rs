@@ -464,6 +464,12 @@ impl Checkpoint {
         }
     }
 
+    /// What was said to be in the durable tier need not be there any more.
+    pub fn forget_copied(&mut self) {
+        self.shards_durable.clear();
+        self.owing.copied_at = None;
+    }
+
     /// Whether nothing of it is here, and too few call it safe.
     pub fn is_bare(&self) -> bool {
         self.state < CheckpointState::Protected && !self.has_blocks()

@@ -33,6 +33,10 @@ impl Daemon {
                     stop_upload(trickle, upload, rank);
                 }
             }
+            Output::Withdraw { manifest, rank } => {
+                let upload = self.uploads.remove(&(manifest.name(), rank));
+                withdraw(trickle, upload, manifest, rank);
+            }
             Output::Publish {
                 manifest,
                 enclosures,
@@ -224,5 +228,23 @@ fn stop_upload(trickle: Arc<Trickle>, upload: RunningUpload, rank: Rank) {
         // What it has begun in the tier is there once it has ended.
         let _ = upload.task.await;
         trickle.drop_upload(&upload.manifest, rank).await;
+    });
+}
+
+/// As [`stop_upload`], of an upload that may have come to its end.
+fn withdraw(
+    trickle: Arc<Trickle>,
+    upload: Option<RunningUpload>,
+    manifest: Arc<ManifestBytes>,
+    rank: Rank,
+) {
+    if let Some(upload) = &upload {
+        upload.task.abort();
+    }
+    tokio::spawn(async move {
+        if let Some(upload) = upload {
+            let _ = upload.task.await;
+        }
+        trickle.withdraw(&manifest, rank).await;
     });
 }

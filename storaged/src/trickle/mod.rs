@@ -27,6 +27,7 @@ mod succession;
 mod tests;
 mod threads;
 mod torch_metadata;
+mod withdrawal;
 
 use std::ops::Range;
 use std::sync::Arc;

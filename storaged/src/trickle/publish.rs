@@ -13,7 +13,7 @@ use super::store::{KeyPrefix, StoreError, StoredForm};
 use super::{MANIFEST_OBJECT, Trickle, increment, manifest_object, object, packed};
 
 /// Names and lengths of the objects in a checkpoint's folder.
-type Folder = BTreeMap<String, u64>;
+pub(super) type Folder = BTreeMap<String, u64>;
 
 impl Trickle {
     /// Writes what the manifest names and `.metadata`, then the manifest: all shards are there.
@@ -48,6 +48,7 @@ impl Trickle {
         let form = self.store.limits().form;
         let mut all_raw = form == StoredForm::Plain;
         let mut increments = Vec::new();
+        let mut shards = Vec::new();
         for entry in &record.shards {
             let stored = self.stored_in(&folder, manifest, entry).await?;
             all_raw &= matches!(stored, Stored::Raw);
@@ -60,6 +61,7 @@ impl Trickle {
                 let (run, step) = (index.base.run, index.base.step);
                 bases.insert(StepKey { run, step });
             }
+            shards.push((entry, stored));
         }
         self.put_enclosures(record, enclosures).await?;
         if all_raw && !enclosures.torch_metadata.is_empty() {
@@ -71,6 +73,7 @@ impl Trickle {
             .await?;
         let key = object(record, MANIFEST_OBJECT)?;
         self.store.put_new(&key, manifest_object(manifest)).await?;
+        self.check_not_withdrawn(record, &shards).await?;
         // Asked behind the manifest: either this sees the change of the token, or who changes it sees this checkpoint.
         match &authorship.keys {
             Some(keys) => self.check_key(&record.namespace, &keys.newest).await,
@@ -79,7 +82,7 @@ impl Trickle {
     }
 
     /// One listing instead of a question for each object.
-    async fn folder_of(&self, record: &Manifest) -> Result<Folder, DurableFault> {
+    pub(super) async fn folder_of(&self, record: &Manifest) -> Result<Folder, DurableFault> {
         let folder = format!(
             "{}/run-{}/step-{}",
             record.namespace, record.run, record.step
@@ -138,7 +141,7 @@ impl Trickle {
     }
 }
 
-fn check_there(
+pub(super) fn check_there(
     record: &Manifest,
     folder: &Folder,
     entry: &ShardEntry,
@@ -155,7 +158,7 @@ fn check_there(
     let got = got.map_or("no object".into(), |got| format!("{got} bytes"));
     let key = object(record, &name)?;
     let text = format!("{key}: expected {expected} bytes, got {got}");
-    Err(DurableFault::Unavailable(text))
+    Err(DurableFault::ShardMissing(text))
 }
 
 impl Trickle {

@@ -98,6 +98,39 @@ impl Trickle {
         })
     }
 
+    /// The same, or else the place of what is left of that step without a manifest.
+    async fn find_left(
+        &self,
+        namespace: &Namespace,
+        run: Option<RunId>,
+        step: Step,
+    ) -> Result<StepKey, CurationFault> {
+        let missing = match self.find(namespace, run, step).await {
+            Err(CurationFault::NoSuch(missing)) => missing,
+            outcome => return outcome,
+        };
+        let mut runs = self.run_folders(namespace).await?;
+        runs.retain(|it| run.is_none_or(|run| run == *it));
+        runs.sort_unstable();
+        for run in runs.into_iter().rev() {
+            let place = StepKey { run, step };
+            if self.is_anything_left(namespace, place).await? {
+                return Ok(place);
+            }
+        }
+        Err(CurationFault::NoSuch(missing))
+    }
+
+    async fn is_anything_left(
+        &self,
+        namespace: &Namespace,
+        place: StepKey,
+    ) -> Result<bool, DurableFault> {
+        let folder = format!("{namespace}/run-{}/step-{}", place.run, place.step);
+        let left = self.store.list(&KeyPrefix::folder(folder.parse()?)).await?;
+        Ok(!left.is_empty())
+    }
+
     /// What a removal means, the newest first; an error if that is nothing.
     async fn places_to_remove(
         &self,
@@ -112,7 +145,7 @@ impl Trickle {
                 });
                 let place = match one {
                     Some(one) => one.place,
-                    None => self.find(namespace, *run, *step).await?,
+                    None => self.find_left(namespace, *run, *step).await?,
                 };
                 (vec![place], format!("step {step}"))
             }
@@ -257,17 +290,25 @@ impl Trickle {
 
     /// From now on the step is no checkpoint.
     async fn unpublish(&self, namespace: &Namespace, place: StepKey) -> Result<(), DurableFault> {
+        self.mark_removing(namespace, place).await?;
+        let manifest = object_at(namespace, place.run, place.step, MANIFEST_OBJECT)?;
+        Ok(self.store.delete(&manifest).await?)
+    }
+
+    pub(super) async fn mark_removing(
+        &self,
+        namespace: &Namespace,
+        place: StepKey,
+    ) -> Result<(), DurableFault> {
         match self.mark(namespace, place, Mark::Removing, "").await {
-            Ok(()) => {}
             // It takes no mark. Without its manifest the step is no checkpoint either, and has made room.
             Err(DurableFault::Full(reason)) => {
                 tracing::info!(%namespace, run = %place.run, step = %place.step, reason,
                     "removed without a mark: the durable tier is full");
+                Ok(())
             }
-            Err(fault) => return Err(fault),
+            outcome => outcome,
         }
-        let manifest = object_at(namespace, place.run, place.step, MANIFEST_OBJECT)?;
-        Ok(self.store.delete(&manifest).await?)
     }
 
     /// An upload that was stopped leaves nothing unfinished in the tier, if the tier answers in time. What is left all the

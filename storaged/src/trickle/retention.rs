@@ -13,6 +13,10 @@ use super::index::{Indexed, Mark, StepKey};
 use super::store::{KeyPrefix, ObjectKey};
 use super::{MANIFEST_OBJECT, RequireMac, Trickle, object_at};
 
+/// How long what is left of a step that the job has passed by must not have changed, by this daemon's clock. Nothing of
+/// it can become a checkpoint that would be kept; an upload that runs all the same is not cut off.
+const LEFT_BEHIND_AFTER: Duration = Duration::from_secs(600);
+
 /// What the configuration says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Retention {
@@ -57,6 +61,14 @@ impl Sightings {
     }
 }
 
+impl Retention {
+    /// Whether `keep_every` wants a step.
+    fn keeps_step(&self, step: Step) -> bool {
+        let every = self.keep_every.filter(|every| *every > 0);
+        every.is_some_and(|every| step.get().is_multiple_of(every))
+    }
+}
+
 /// What goes, the newest first, given which of the newest are whole: only what is older than all of those that
 /// `keep_last` counts, and never what something that stays builds on.
 fn doomed(
@@ -68,14 +80,10 @@ fn doomed(
     let Some(oldest) = last.iter().min() else {
         return Vec::new();
     };
-    let every = |place: StepKey| {
-        let every = retention.keep_every.filter(|every| *every > 0);
-        every.is_some_and(|every| place.step.get().is_multiple_of(every))
-    };
     let stays = |one: &Indexed| {
         one.place >= *oldest
             || one.has(Mark::Pinned)
-            || every(one.place) && one.is_entry() && !one.has(Mark::Quarantined)
+            || retention.keeps_step(one.place.step) && one.is_entry() && !one.has(Mark::Quarantined)
     };
     let kept: BTreeSet<StepKey> = index
         .iter()
@@ -98,14 +106,19 @@ impl Trickle {
         let Ok(_turn) = self.tidying.try_lock() else {
             return;
         };
-        let kept = self.retain(namespace, trust).await;
+        let kept = self.retain(namespace, run, trust).await;
         let cleared = self.clear_abandoned(namespace, run).await;
         if let Err(fault) = kept.and(cleared) {
             tracing::warn!(%namespace, %fault, "removing older checkpoints from the durable tier failed; it is tried again after the next one");
         }
     }
 
-    async fn retain(&self, namespace: &Namespace, trust: &Trust) -> Result<(), DurableFault> {
+    async fn retain(
+        &self,
+        namespace: &Namespace,
+        run: RunId,
+        trust: &Trust,
+    ) -> Result<(), DurableFault> {
         let retention = &self.limits.retention;
         let Some(keep_last) = retention.keep_last else {
             return Ok(());
@@ -136,6 +149,57 @@ impl Trickle {
         for place in doomed(retention, &index, &last, &bases) {
             self.remove_step(namespace, place).await?;
         }
+        let Some(oldest) = last.iter().min().filter(|oldest| oldest.run == run) else {
+            return Ok(());
+        };
+        self.clear_left_behind(namespace, *oldest, &index, &bases)
+            .await
+    }
+
+    /// Steps of this run that have no manifest, and are older than all that `keep_last` counts: were one finished now, it
+    /// would go at once. Nodes that have given up a step withdraw their shards; this is for those that cannot any more.
+    async fn clear_left_behind(
+        &self,
+        namespace: &Namespace,
+        oldest: StepKey,
+        index: &[Indexed],
+        bases: &BTreeMap<StepKey, Vec<StepKey>>,
+    ) -> Result<(), DurableFault> {
+        let indexed: BTreeSet<StepKey> = index.iter().map(|one| one.place).collect();
+        let needed: BTreeSet<StepKey> = bases.values().flatten().copied().collect();
+        let mut places = self.step_folders(namespace, oldest.run).await?;
+        places.retain(|place| {
+            let is_passed = *place < oldest && !self.limits.retention.keeps_step(place.step);
+            is_passed && !indexed.contains(place) && !needed.contains(place)
+        });
+        for place in places {
+            self.remove_unchanged(namespace, place, LEFT_BEHIND_AFTER)
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Removes what is left of a step without a manifest, if it has not changed for so long.
+    async fn remove_unchanged(
+        &self,
+        namespace: &Namespace,
+        place: StepKey,
+        after: Duration,
+    ) -> Result<(), DurableFault> {
+        let manifest = object_at(namespace, place.run, place.step, MANIFEST_OBJECT)?;
+        if self.length(&manifest).await?.is_some() {
+            return Ok(());
+        }
+        let folder = format!("{namespace}/run-{}/step-{}", place.run, place.step);
+        let entries = self.store.list(&KeyPrefix::folder(folder.parse()?)).await?;
+        let bytes = entries.iter().map(|entry| entry.length).sum();
+        let unchanged = self
+            .sightings
+            .unchanged(namespace, place, entries.len() as u64, bytes);
+        if unchanged >= after {
+            self.remove_step(namespace, place).await?;
+            self.sightings.forget(namespace, place);
+        }
         Ok(())
     }
 
@@ -157,20 +221,7 @@ impl Trickle {
             let mut places: BTreeSet<StepKey> = folders.into_iter().collect();
             places.extend(unfinished.iter().filter(|place| place.run == older));
             for place in places {
-                let manifest = object_at(namespace, place.run, place.step, MANIFEST_OBJECT)?;
-                if self.length(&manifest).await?.is_some() {
-                    continue;
-                }
-                let folder = format!("{namespace}/run-{}/step-{}", place.run, place.step);
-                let entries = self.store.list(&KeyPrefix::folder(folder.parse()?)).await?;
-                let bytes = entries.iter().map(|entry| entry.length).sum();
-                let unchanged =
-                    self.sightings
-                        .unchanged(namespace, place, entries.len() as u64, bytes);
-                if unchanged >= after {
-                    self.remove_step(namespace, place).await?;
-                    self.sightings.forget(namespace, place);
-                }
+                self.remove_unchanged(namespace, place, after).await?;
             }
         }
         Ok(())

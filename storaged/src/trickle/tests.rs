@@ -31,6 +31,7 @@ mod succession;
 mod threads;
 mod tier;
 mod torch_metadata;
+mod withdrawal;
 
 const CHUNK: u32 = 64 << 10;
 const SCHEMA: &[u8] = b"a schema";

@@ -115,6 +115,9 @@ pub enum DurableFault {
     /// The job's token was changed for another one than whoever asks has.
     #[error("{0}")]
     TokenChanged(String),
+    /// A shard that was copied is not there whole: its node has withdrawn it, or a listing lags behind.
+    #[error("{0}")]
+    ShardMissing(String),
     /// Another writer's object is in the way.
     #[error("{0}")]
     Conflict(String),
@@ -137,6 +140,7 @@ impl DurableFault {
             Self::NotPlain(_) => "not_plain",
             Self::Unproven(_) => "unproven",
             Self::TokenChanged(_) => "token_changed",
+            Self::ShardMissing(_) => "shard_missing",
             Self::Conflict(_) => "conflict",
             Self::Local(_) => "local",
         }
@@ -151,6 +155,7 @@ impl DurableFault {
                 | Self::NotPlain(_)
                 | Self::Unproven(_)
                 | Self::TokenChanged(_)
+                | Self::ShardMissing(_)
                 | Self::Conflict(_)
                 | Self::Local(_)
         )
@@ -272,7 +277,7 @@ mod tests {
 
     #[test]
     fn only_what_may_pass_by_itself_is_tried_again() {
-        let faults: [fn(String) -> DurableFault; 12] = [
+        let faults: [fn(String) -> DurableFault; 13] = [
             DurableFault::Unavailable,
             DurableFault::TimedOut,
             DurableFault::Denied,
@@ -283,6 +288,7 @@ mod tests {
             DurableFault::NotPlain,
             DurableFault::Unproven,
             DurableFault::TokenChanged,
+            DurableFault::ShardMissing,
             DurableFault::Conflict,
             DurableFault::Local,
         ];

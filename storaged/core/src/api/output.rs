@@ -87,6 +87,11 @@ pub enum Output {
     },
     /// Give up the upload of a shard: its checkpoint has left RAM or is not owed any more.
     StopUpload { manifest: Digest, rank: Rank },
+    /// The checkpoint is given up: end the upload of this node's shard, and take back what is of it in the durable tier.
+    Withdraw {
+        manifest: Arc<ManifestBytes>,
+        rank: Rank,
+    },
     /// Write what the checkpoint's manifest names to the durable tier, then the manifest: all its shards are there.
     Publish {
         manifest: Arc<ManifestBytes>,

@@ -254,11 +254,31 @@ impl Context {
             }
             Err(reason) => {
                 checkpoint.publishing = retry;
+                if matches!(reason, DurableFault::ShardMissing(_)) {
+                    self.have_copies_said_again(&key);
+                }
                 if matches!(reason, DurableFault::TokenChanged(_)) {
                     self.learn_of_successions(&key.namespace);
                 }
                 self.tell_durable_failed(&key, reason.to_string());
             }
+        }
+    }
+
+    /// A shard that was copied is missing. Who has given the step up has withdrawn its own, and says so once it is asked for it;
+    /// the others say again that theirs are there. What was copied by nodes that are down is taken for copied.
+    fn have_copies_said_again(&mut self, key: &CheckpointKey) {
+        let Some(manifest) = self.checkpoints.get(key).and_then(|c| c.manifest.clone()) else {
+            return;
+        };
+        let entries = manifest.manifest().shards.iter();
+        let asked = entries.filter(|entry| self.is_up(&entry.node));
+        let asked: BTreeSet<Rank> = asked.map(|entry| entry.rank).collect();
+        if let Some(checkpoint) = self.checkpoints.get_mut(key) {
+            checkpoint
+                .shards_durable
+                .retain(|rank| !asked.contains(rank));
+            checkpoint.owing.copied_at = None;
         }
     }
 }
@@ -272,7 +292,7 @@ mod tests {
     use storaged_wire::peer::{CheckpointKey, PeerMessage};
     use storaged_wire::{ManifestBytes, Rank, SlotId};
 
-    use crate::api::{ConnId, DurablePolicy, Leftovers, Now, Output};
+    use crate::api::{ConnId, DurableFault, DurablePolicy, Leftovers, Now, Output};
     use crate::catalog::{LocalShard, SlotUse, Upload};
     use crate::node::Node;
     use crate::testkit::{
@@ -366,5 +386,70 @@ mod tests {
         });
         let uploads: Vec<(u32, Leftovers)> = uploads.collect();
         assert_eq!(uploads, [(0, Leftovers::Perhaps), (1, Leftovers::None)]);
+    }
+
+    /// `b` copies rank 0 too, which is on `a` by the manifest: `a` may still be at it, or have given it up.
+    #[test]
+    fn a_step_that_is_given_up_is_withdrawn_from_the_tier_by_the_node_that_a_manifest_names() {
+        let retry = Upload::RetryAt(Now(20));
+        for upload in [Upload::Running, Upload::Done, retry, Upload::Fresh] {
+            let mut node = last_of(&["a", "c", "b"], 2, 1);
+            let manifest = manifest(2, &["a", "b"], &["c"], 4096, digest(b"root"));
+            let key = CheckpointKey::of(&manifest);
+            let manifest = manifest.seal().expect("a sound manifest");
+            hear(&mut node, 10, "a", committed(&manifest));
+            let cx = node.context_mut();
+            let checkpoint = cx.checkpoint_named(manifest.name());
+            let checkpoint = checkpoint.expect("it is known");
+            for (rank, upload) in [(0, Upload::Running), (1, upload)] {
+                let shard = LocalShard {
+                    upload,
+                    ..sealed(rank)
+                };
+                checkpoint.shards.insert(Rank::new(rank), shard);
+            }
+            for _ in 0..2 {
+                cx.note_given_up(&key, "a newer step needs its slot");
+            }
+            let mut stopped = Vec::new();
+            let mut withdrawn = Vec::new();
+            for output in &cx.out {
+                match output {
+                    Output::StopUpload { rank, .. } => stopped.push(rank.get()),
+                    Output::Withdraw { rank, .. } => withdrawn.push(rank.get()),
+                    _ => {}
+                }
+            }
+            let is_fresh = upload == Upload::Fresh;
+            let expected = Vec::from_iter((!is_fresh).then_some(1));
+            assert_eq!((stopped, withdrawn), (vec![0], expected), "{upload:?}");
+            let left = cx.checkpoints[&key].shards[&Rank::new(1)].upload;
+            let expected = if is_fresh { upload } else { Upload::Idle };
+            assert_eq!(left, expected);
+        }
+    }
+
+    /// The others say each second that theirs are there. Who has withdrawn its shard says that it has given the step up.
+    #[test]
+    fn a_home_node_that_finds_a_shard_missing_waits_until_all_are_said_to_be_there_again() {
+        let mut node = last_of(&["a", "c", "b"], 2, 1);
+        let manifest = manifest(2, &["a", "b"], &["c"], 4096, digest(b"root"));
+        let key = CheckpointKey::of(&manifest);
+        let manifest = manifest.seal().expect("a sound manifest");
+        hear(&mut node, 10, "a", committed(&manifest));
+        let cx = node.context_mut();
+        let text = || "made to fail".to_owned();
+        for (fault, copied) in [
+            (DurableFault::Unavailable(text()), 2),
+            (DurableFault::ShardMissing(text()), 0),
+        ] {
+            let checkpoint = cx.checkpoints.get_mut(&key).expect("it is known");
+            checkpoint.shards_durable.extend([0, 1].map(Rank::new));
+            checkpoint.owing.copied_at = Some(Now(20));
+            cx.published(manifest.name(), Err(fault));
+            let checkpoint = &cx.checkpoints[&key];
+            assert_eq!(checkpoint.shards_durable.len(), copied);
+            assert_eq!(checkpoint.owing.copied_at.is_some(), copied > 0);
+        }
     }
 }

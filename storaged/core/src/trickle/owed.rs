@@ -69,7 +69,9 @@ impl Context {
             return;
         };
         let done = done.into_iter().filter(is_its_own);
-        checkpoint.shards_durable.extend(done);
+        if checkpoint.owing.given_up.is_none() {
+            checkpoint.shards_durable.extend(done);
+        }
         let is_copied = checkpoint.shards_durable.len() == checkpoint.world_size.get() as usize;
         if is_copied || planted!("manifest_before_shards") {
             checkpoint.owing.copied_at.get_or_insert(now);
@@ -182,20 +184,32 @@ impl Context {
         // Where nobody wanted a copy there is nothing to tell.
         let known = self.checkpoints.get(key);
         let is_wanted = known.is_some_and(|c| self.wants_durable(c));
+        let me = self.me().clone();
         let Some(checkpoint) = self.checkpoints.get_mut(key) else {
             return;
         };
         let over =
             checkpoint.owing.given_up.is_some() || checkpoint.state >= CheckpointState::Durable;
-        let (Some(manifest), false) = (checkpoint.name(), over) else {
+        let (Some(manifest), false) = (checkpoint.manifest.clone(), over) else {
             return;
         };
         checkpoint.owing.given_up = Some(reason.into());
+        checkpoint.forget_copied();
         for (rank, shard) in &mut checkpoint.shards {
-            if shard.upload == Upload::Running {
-                shard.upload = Upload::Idle;
-                let rank = *rank;
+            let rank = *rank;
+            let is_running = shard.upload == Upload::Running;
+            // Of a rank that two processes claim, the objects are those of the node that the manifest names.
+            let is_named = manifest.manifest().shard(rank).map(|it| &it.node) == Some(&me);
+            if is_named && shard.upload != Upload::Fresh {
+                let manifest = manifest.clone();
+                self.out.push(Output::Withdraw { manifest, rank });
+            } else if is_running {
+                let manifest = manifest.name();
                 self.out.push(Output::StopUpload { manifest, rank });
+            }
+            // What was copied is not there any more either.
+            if shard.upload != Upload::Fresh {
+                shard.upload = Upload::Idle;
             }
         }
         if is_wanted {

@@ -179,7 +179,7 @@ impl<S: Scene> World<S> {
                 );
             }
             // What is in the tier by then stays there, and its end is told late: both happen.
-            Output::StopUpload { .. } => {}
+            Output::StopUpload { .. } | Output::Withdraw { .. } => {}
             Output::Curate { id, curation, .. } => S::curates(self, pid, id, curation),
             // When the daemon ends a test says.
             Output::Drain { .. } => {}

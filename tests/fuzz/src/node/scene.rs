@@ -84,7 +84,7 @@ pub fn remember<T>(all: &mut Vec<T>, one: T) {
 /// The faults of a tier.
 pub fn tier_fault(which: u8) -> DurableFault {
     let text = "made to fail".to_owned();
-    let faults: [fn(String) -> DurableFault; 12] = [
+    let faults: [fn(String) -> DurableFault; 13] = [
         DurableFault::Unavailable,
         DurableFault::TimedOut,
         DurableFault::Denied,
@@ -97,6 +97,7 @@ pub fn tier_fault(which: u8) -> DurableFault {
         DurableFault::Conflict,
         DurableFault::Local,
         DurableFault::DamagedUnmarked,
+        DurableFault::ShardMissing,
     ];
     faults[usize::from(which) % faults.len()](text)
 }
