@@ -35,7 +35,8 @@ pub enum ClientError {
     Refused(#[from] Refusal),
     /// The daemon did not answer within the limit.
     #[error(
-        "expected an answer to {request} within {limit_ms} ms, got none: is the daemon overloaded or stopped?"
+        "expected an answer to {request} within {limit_ms} ms, got none: is the daemon overloaded or stopped?{}",
+        hint(.request)
     )]
     TimedOut {
         request: &'static str,
@@ -97,6 +98,16 @@ pub enum ClientError {
         offset: u64,
         count: u64,
     },
+}
+
+/// What else it may be.
+fn hint(request: &str) -> &'static str {
+    match request {
+        "hello" => {
+            " One that has just started may wait for its durable tier, which hangs or fails: with more than 3 s it says so"
+        }
+        _ => "",
+    }
 }
 
 impl ClientError {

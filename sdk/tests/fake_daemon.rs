@@ -55,6 +55,16 @@ fn a_daemon_that_says_nothing_costs_the_limit_and_not_the_daemons_time() {
 }
 
 #[test]
+fn a_hello_that_takes_long_may_wait_for_the_durable_tier() {
+    let of = |request| ClientError::TimedOut {
+        request,
+        limit_ms: 700,
+    };
+    assert!(of("hello").to_string().contains("durable tier"));
+    assert!(!of("plan").to_string().contains("durable tier"));
+}
+
+#[test]
 fn hello_and_a_full_queue_count_against_one_limit() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("s");

@@ -139,8 +139,12 @@ pub fn open_stage(config: &Config) -> Result<StageDoor, StartError> {
         made.map_err(|source| StartError::Start { what, source })?;
     }
     let (events, received) = stage::queues();
-    stage::listen(&config.sockets, &events)?;
-    Ok(StageDoor { events, received })
+    let faults = stage::listen(&config.sockets, &events)?;
+    Ok(StageDoor {
+        events,
+        received,
+        faults,
+    })
 }
 
 /// An upload that runs, and of what.
@@ -219,6 +223,7 @@ impl Daemon {
         let StageDoor {
             events: to_stage,
             received: from_stage,
+            faults: sockets,
         } = door.map_or_else(|| open_stage(&config), Ok)?;
         start::start_hyperpod(&config, to_stage.of_tenants(), &ops).await?;
         let (reloads, from_reloads) = mpsc::channel(1);
@@ -241,6 +246,7 @@ impl Daemon {
             uploads: BTreeMap::new(),
             links: LinkFacts {
                 configured: operate::names(&config.peers),
+                sockets,
                 ..LinkFacts::default()
             },
             certificate: own_certificate(&config)?,

@@ -15,7 +15,7 @@ use crate::http::{OpsState, RestartAsked};
 use crate::keep::{DescriptorStore, KeptName};
 use crate::net::SocketFactory;
 use crate::pool::Pool;
-use crate::stage::{FromStage, ToDriver};
+use crate::stage::{FromStage, SocketFaults, ToDriver};
 use crate::trickle::store::Store;
 
 /// What stands between the daemon and the world.
@@ -60,6 +60,8 @@ pub struct StageDoor {
     pub events: ToDriver,
     /// Where it comes from.
     pub received: FromStage,
+    /// Sockets through which nobody new gets in.
+    pub faults: SocketFaults,
 }
 
 /// Where slow work is done.

@@ -223,7 +223,7 @@ fn described(waits: &Waits) -> Value {
 #[cfg(test)]
 mod tests {
     use crate::membership::Roster;
-    use crate::stage::{ToDriver, queues};
+    use crate::stage::{SocketFaults, ToDriver, queues};
     use storaged_core::RequestId;
     use tokio::sync::{mpsc, oneshot};
 
@@ -239,6 +239,7 @@ mod tests {
         let stage = StageDoor {
             events: events.clone(),
             received,
+            faults: SocketFaults::default(),
         };
         let node = NodeName::new("n3").unwrap();
         (WaitingRoom::open(node, stage, ops), events, to_driver)

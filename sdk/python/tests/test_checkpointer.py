@@ -193,6 +193,9 @@ def test_a_durable_tier_that_cannot_be_read_is_not_nothing_saved(daemons):
     for call in (checkpointer.latest_step, lambda: checkpointer.load(state(0))):
         with pytest.raises(errors.DurableTierError):
             call()
+    # The daemon lets nobody in for 3 s of this: there is time left to ask for a plan.
+    with pytest.raises(errors.DurableTierError):
+        Checkpointer(session=daemon.session(), timeout=6, on_error="warn").load(state(0))
     daemon.tier.unlink()
     away.rename(daemon.tier)
     assert loaded(Checkpointer(session=daemon.session()))[0] == 1

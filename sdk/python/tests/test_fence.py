@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from daemon import PACKAGE, run_ranks
-from storaged.errors import CheckpointLoadError
+from storaged._deadline import Deadline
+from storaged.errors import CheckpointLoadError, WaitTimeout
 from storaged.torch import Checkpointer
 from storaged.torch._fence import Fence, Live, judged, last_mark
 
@@ -64,6 +65,33 @@ def test_the_next_checkpointer_of_the_process_goes_on_with_its_marks(session):
             pass
     with Checkpointer(session=session, alone=True) as checkpointer:
         assert checkpointer.verdict().step == 2
+
+
+class Silent:
+    """A session whose daemon waits for its durable tier for as long as anybody asks."""
+
+    namespace = "silent"
+
+    def __init__(self):
+        self.waited = 0.0
+
+    def connect(self, limit):
+        self.waited += limit.left()
+        time.sleep(limit.left())
+        raise WaitTimeout("expected an answer to hello, got none")
+
+
+def test_marks_that_do_not_come_leave_a_load_its_time():
+    session, deadline = Silent(), Deadline(1.0)
+    with Fence(session, 0, 1, 1.0).loading(deadline) as plan:
+        assert plan == {}
+    assert session.waited <= 0.25 and deadline.left() > 0.5
+
+
+def test_a_connection_without_time_says_so_and_nothing_of_the_daemon(daemons):
+    daemon = daemons()
+    with pytest.raises(WaitTimeout, match=r"no time is left for connecting to the daemon: the limit of 0 s is used up"):
+        daemon.session().connect(Deadline(0))
 
 
 def test_without_a_daemon_training_goes_on_unmarked(daemons, caplog):

@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter, StepAfterDrain};
-use storaged_sdk::{Client, ClientError};
+use storaged_sdk::{Client, ClientError, Patience};
 
 use super::{CliError, SocketArgs, print};
 use crate::config::Span;
@@ -16,6 +16,10 @@ use crate::config::Span;
 const ASK_EVERY: Duration = Duration::from_millis(200);
 /// A daemon that dies meanwhile is back within this time where somebody starts it again, and knows nothing of the drain.
 const BACK_WITHIN: Duration = Duration::from_secs(5);
+/// What an answer may take at most. A daemon that goes on answers in milliseconds.
+const ANSWER_WITHIN: Duration = Duration::from_secs(15);
+/// A daemon that has not answered so long after its time was over is not waited for.
+const OVERDUE_AFTER: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 #[command(
@@ -58,8 +62,12 @@ pub fn drain(args: &DrainArgs) -> Result<(), CliError> {
         bears: args.bears,
     };
     let report = loop {
-        match follow(&mut client, order) {
+        match follow(&mut client, order, until) {
             Err(ClientError::Broken { .. }) if order.within_ms > 0 => client = back(&socket)?,
+            Err(ClientError::TimedOut { limit_ms, .. }) => {
+                let waited = Duration::from_millis(limit_ms);
+                return Err(CliError::DrainUnanswered(waited));
+            }
             ended => break ended?,
         }
         let left = until.saturating_duration_since(Instant::now());
@@ -69,9 +77,15 @@ pub fn drain(args: &DrainArgs) -> Result<(), CliError> {
 }
 
 /// Asks again and again until it is over.
-fn follow(client: &mut Client, order: DrainOrder) -> Result<DrainReport, ClientError> {
+fn follow(
+    client: &mut Client,
+    order: DrainOrder,
+    until: Instant,
+) -> Result<DrainReport, ClientError> {
     let mut said = Vec::new();
     loop {
+        let left = until.saturating_duration_since(Instant::now());
+        client.be_patient(Patience::of(answer_within(left)));
         let report = client.drain(order)?;
         if report.phase == DrainPhase::Over {
             return Ok(report);
@@ -82,6 +96,11 @@ fn follow(client: &mut Client, order: DrainOrder) -> Result<DrainReport, ClientE
         }
         std::thread::sleep(ASK_EVERY);
     }
+}
+
+/// How long an answer may take with so much time left for the drain.
+fn answer_within(left: Duration) -> Duration {
+    ANSWER_WITHIN.min(left.saturating_add(OVERDUE_AFTER))
 }
 
 /// The next daemon, after one that has ended without a word.
@@ -159,6 +178,18 @@ mod tests {
     use storaged_sdk::wire::{Namespace, RunId, Step};
 
     use super::*;
+
+    /// As one that was stopped with SIGSTOP: whoever drains has so much time and no more.
+    #[test]
+    fn a_daemon_that_does_not_answer_costs_little_more_than_the_time_that_there_is() {
+        let seconds = Duration::from_secs;
+        let short = answer_within(seconds(3));
+        assert_eq!(short, seconds(8));
+        assert_eq!(answer_within(Duration::ZERO), seconds(5));
+        assert_eq!(answer_within(Duration::MAX), seconds(15));
+        let said = CliError::DrainUnanswered(short).to_string();
+        assert!(said.contains("within 8s"), "{said}");
+    }
 
     #[test]
     fn what_a_step_bears_is_said_in_words_and_to_programs() {

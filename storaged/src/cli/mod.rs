@@ -101,6 +101,12 @@ pub enum CliError {
         "drained with work unfinished, which is lost with this node's memory, or left to others: {0}"
     )]
     DrainedUnfinished(String),
+    /// A node that was told to drain, and does not say how far it is.
+    #[error(
+        "the daemon does not answer: expected to hear how far the drain is within {0:?}, got nothing; it is stopped (SIGSTOP) or overloaded, and \
+         drains itself once it goes on"
+    )]
+    DrainUnanswered(Duration),
     /// A daemon whose place another node has taken.
     #[error("at epoch {epoch} {place}; started again, this node is a spare")]
     PlaceTaken { epoch: u64, place: String },

@@ -1,13 +1,18 @@
 //! What the driver does in the durable tier: each task runs by itself, and its end comes back as an input.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use storaged_core::{Authorship, Input, Leftovers, Output, QueryId, SlotShard, Trust, UploadBase};
-use storaged_wire::{Enclosures, ManifestBytes, Namespace, Rank, Step};
+use storaged_core::{
+    Authorship, DurableFault, Input, Leftovers, Output, QueryId, SlotShard, TierNews, Trust,
+    UploadBase,
+};
+use storaged_wire::{Enclosures, ManifestBytes, Namespace, Rank, SlotId, Step};
+use tokio::sync::mpsc;
 
 use super::said::say_copied;
 use super::{Daemon, RunningUpload};
-use crate::trickle::Trickle;
+use crate::trickle::{NotFetched, SetAsideBase, Trickle};
 
 impl Daemon {
     /// Begins a task in the durable tier, if there is one.
@@ -130,6 +135,26 @@ impl Daemon {
         });
     }
 
+    fn fetch(
+        &self,
+        trickle: Arc<Trickle>,
+        manifest: Arc<ManifestBytes>,
+        rank: Rank,
+        slot: SlotId,
+        ranges: Vec<Range<u64>>,
+        trust: Trust,
+    ) {
+        let inputs = self.inputs.clone();
+        self.when_done(async move {
+            let fetched = trickle.fetch(&manifest, rank, slot, &ranges, &trust);
+            let outcome = match fetched.await {
+                Ok(leaves) => Ok(leaves),
+                Err(not_fetched) => Err(tell_bases(not_fetched, &inputs).await),
+            };
+            Input::Fetched { slot, outcome }
+        });
+    }
+
     /// Reads the tier or changes what it says of runs and checkpoints.
     fn consult(&self, trickle: Arc<Trickle>, output: Output) {
         match output {
@@ -187,11 +212,7 @@ impl Daemon {
                 slot,
                 ranges,
                 trust,
-            } => drop(self.when_done(async move {
-                let fetched = trickle.fetch(&manifest, rank, slot, &ranges, &trust);
-                let outcome = fetched.await;
-                Input::Fetched { slot, outcome }
-            })),
+            } => self.fetch(trickle, manifest, rank, slot, ranges, trust),
             other => self.ask_of_tokens(trickle, other),
         }
     }
@@ -220,6 +241,15 @@ impl Daemon {
             _ => {}
         }
     }
+}
+
+/// The decisions hear of bases that were set aside before they hear that the shard did not come: the plan that follows passes them over.
+async fn tell_bases(not_fetched: NotFetched, inputs: &mpsc::Sender<Input>) -> DurableFault {
+    for SetAsideBase { manifest, fault } in not_fetched.bases {
+        let news = TierNews::Damaged(manifest, fault);
+        let _ = inputs.send(Input::DurableState(news)).await;
+    }
+    not_fetched.fault
 }
 
 fn stop_upload(trickle: Arc<Trickle>, upload: RunningUpload, rank: Rank) {

@@ -8,6 +8,7 @@ use storaged_wire::NodeName;
 use tokio::time::Instant;
 
 use crate::keep::{HolderReport, KeptBy};
+use crate::stage::SocketFaults;
 
 /// What the driver knows of the links, of its own certificate and of who keeps its memory.
 #[derive(Debug, Default)]
@@ -24,6 +25,8 @@ pub(super) struct LinkFacts {
     pub own_fault: Option<String>,
     /// Too much of this node's memory has rotted.
     pub rot_fault: Option<String>,
+    /// Sockets through which nobody new gets in.
+    pub sockets: SocketFaults,
     /// When it expires, in seconds since 1970.
     pub expires: Option<i64>,
     /// It was told to stop.
@@ -88,6 +91,7 @@ impl LinkFacts {
         reasons.extend(self.is_leaving.then(|| "this node was told to stop".into()));
         reasons.extend(self.own_fault.clone());
         reasons.extend(self.rot_fault.clone());
+        reasons.extend(self.sockets.reasons());
         reasons.extend(self.refused.values().cloned());
         let down = self
             .configured

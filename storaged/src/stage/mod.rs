@@ -6,6 +6,7 @@ mod access;
 mod answers;
 mod pace;
 mod places;
+mod presence;
 mod queue;
 mod requests;
 mod watch;
@@ -19,7 +20,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::UCred;
 use storaged_arena::{PassingError, Slot, SlotError, begin_frame, recv_body, send_frame_waiting};
@@ -35,6 +36,8 @@ use answers::answer_bytes;
 use pace::RequestPace;
 pub use places::CONNECTIONS_MAX;
 use places::{ConnectionPlace, LongPool, LongRequests, NoPlaceLeft, Places, Porch};
+pub use presence::SocketFaults;
+use presence::{Attended, Entrance, attend};
 pub use queue::{FromStage, ToDriver, queues};
 use requests::{Greeted, Patience, Received, Unreceived, begin};
 use watch::Watch;
@@ -46,6 +49,8 @@ const TURNED_AWAY_WAIT: Duration = Duration::from_secs(2);
 /// The first wrong token of a connection is answered after so long, each further one after twice the time, up to the longest.
 const WRONG_TOKEN_WAIT: Duration = Duration::from_millis(25);
 const WRONG_TOKEN_WAIT_MAX: Duration = Duration::from_secs(1);
+/// That connections are not accepted is said so often.
+const UNACCEPTED_SAID_EVERY: Duration = Duration::from_secs(30);
 /// An answer that a client does not take within this time ends its connection.
 const SEND_WAIT: Duration = Duration::from_secs(10);
 /// A long answer waits so long for the memory of others: longer than one that nobody reads holds it.
@@ -115,29 +120,29 @@ struct Door {
     answers: Arc<LongRequests>,
 }
 
-/// Listens on every tenant's socket; events come on `events`.
+/// Listens on every tenant's socket; events come on `events`. Gives what is found later of sockets that lead nowhere.
 ///
 /// # Errors
 /// [`StageError`] if a socket cannot be opened.
-pub fn listen(sockets: &[TenantSocket], events: &ToDriver) -> Result<(), StageError> {
+pub fn listen(sockets: &[TenantSocket], events: &ToDriver) -> Result<SocketFaults, StageError> {
     let next = Arc::new(AtomicU64::new(1));
     let porch = Arc::new(Porch::default());
     let pool = Arc::<LongPool>::default();
     let pool_of_answers = Arc::<LongPool>::default();
     let Some(first) = sockets.first() else {
-        return Ok(());
+        return Ok(SocketFaults::default());
     };
-    let started = Watch::start();
-    let watch = started.map_err(|source| StageError {
+    let failed_at_first = |source| StageError {
         path: first.path.clone(),
         source,
-    })?;
+    };
+    let watch = Watch::start().map_err(failed_at_first)?;
+    let mut all = Vec::new();
     for socket in sockets {
         let failed = |source| StageError {
             path: socket.path.clone(),
             source,
         };
-        let listener = bind(socket).map_err(failed)?;
         let door = Door {
             pace: socket.requests.map(RequestPace::new),
             access: socket.access.clone(),
@@ -150,13 +155,9 @@ pub fn listen(sockets: &[TenantSocket], events: &ToDriver) -> Result<(), StageEr
             long: LongRequests::of(&pool),
             answers: LongRequests::of(&pool_of_answers),
         };
-        let accept = move || accept_all(&listener, &Arc::new(door));
-        std::thread::Builder::new()
-            .name("stage".into())
-            .spawn(accept)
-            .map_err(failed)?;
+        all.push(Attended::open(socket, Arc::new(door)).map_err(failed)?);
     }
-    Ok(())
+    attend(all).map_err(failed_at_first)
 }
 
 /// Binds a socket; one that nobody listens on any more is replaced.
@@ -199,12 +200,23 @@ fn give(path: &Path, access: &Access, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
-fn accept_all(listener: &UnixListener, door: &Arc<Door>) {
-    for stream in listener.incoming() {
-        let Ok(stream) = stream else {
-            // Out of descriptors, most likely: others will close some.
-            std::thread::sleep(Duration::from_millis(50));
-            continue;
+fn accept_all(entrance: &Entrance, door: &Arc<Door>) {
+    let mut said_at: Option<Instant> = None;
+    for stream in entrance.listener.incoming() {
+        if entrance.is_retired() {
+            return;
+        }
+        let stream = match stream {
+            Ok(stream) => stream,
+            Err(error) => {
+                if said_at.is_none_or(|at| at.elapsed() >= UNACCEPTED_SAID_EVERY) {
+                    said_at = Some(Instant::now());
+                    tracing::warn!(%error, "connections to a socket of this daemon are not accepted now: whoever connects waits");
+                }
+                // Out of descriptors, most likely: others will close some.
+                std::thread::sleep(Duration::from_millis(50));
+                continue;
+            }
         };
         let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream) else {
             continue;

@@ -195,3 +195,38 @@ async fn long_answers_that_nobody_reads_wait_for_one_another() {
     std::io::Read::read_exact(&mut first, &mut read).unwrap();
     assert!(is_answered(third, soon).unwrap());
 }
+
+async fn becomes(so: impl Fn() -> bool) -> bool {
+    for _ in 0..100 {
+        if so() {
+            return true;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    false
+}
+
+#[tokio::test]
+async fn a_socket_that_was_removed_is_made_anew_and_what_is_in_its_place_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let (events, mut from_stage) = queues();
+    let tenant = socket(folder.path(), "tenant", Viewer::Tenant(None));
+    let path = tenant.path.as_path();
+    let faults = listen(std::slice::from_ref(&tenant), &events).unwrap();
+    fs::remove_file(path).unwrap();
+    assert!(becomes(|| UnixStream::connect(path).is_ok()).await);
+    let event = from_stage.next().await;
+    assert!(matches!(event, Some(StageEvent::Connected { .. })));
+    assert!(becomes(|| faults.reasons().is_empty()).await);
+
+    let other = folder.path().join("other");
+    fs::write(&other, "of somebody else").unwrap();
+    fs::rename(&other, path).unwrap();
+    assert!(becomes(|| !faults.reasons().is_empty()).await);
+    let reasons = faults.reasons();
+    assert!(reasons[0].contains("something else"), "{reasons:?}");
+    assert_eq!(fs::read(path).unwrap(), b"of somebody else");
+    fs::remove_file(path).unwrap();
+    assert!(becomes(|| UnixStream::connect(path).is_ok()).await);
+    assert!(becomes(|| faults.reasons().is_empty()).await);
+}

@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use storaged_codec::delta::{Basis, Coder, Encoding, Record};
 use storaged_codec::{ChunkSize, Digest, Unchecked, digest};
 use storaged_core::{DurableFault, Trust};
-use storaged_wire::{IncrementBase, IncrementIndex, Manifest, ManifestBytes, Rank};
+use storaged_wire::{IncrementIndex, Manifest, ManifestBytes, Rank};
 
 use super::fault::{damaged, local, unreadable};
 use super::packed::{self, PackedChunks};
@@ -48,6 +48,9 @@ pub(super) enum NotRead {
     /// A shard that was taken for raw is not there raw, or not as this node reads it. That says nothing of its other forms.
     NotRaw(DurableFault),
     Fault(DurableFault),
+    /// What is damaged lies below, in the last of these. They are all that the shard builds on as far as that one, the newest first: each of
+    /// them is read through it too.
+    Below(DurableFault, Vec<Arc<ManifestBytes>>),
 }
 
 impl From<DurableFault> for NotRead {
@@ -59,7 +62,7 @@ impl From<DurableFault> for NotRead {
 impl From<NotRead> for DurableFault {
     fn from(not_read: NotRead) -> Self {
         match not_read {
-            NotRead::NotRaw(fault) | NotRead::Fault(fault) => fault,
+            NotRead::NotRaw(fault) | NotRead::Fault(fault) | NotRead::Below(fault, _) => fault,
         }
     }
 }
@@ -111,6 +114,14 @@ impl Chain {
     /// Digests of the newest level's chunks.
     pub fn leaves(&self) -> Arc<[Digest]> {
         self.levels[0].leaves.clone()
+    }
+
+    /// What it means that this level was not read.
+    fn at(&self, number: usize, not_read: impl Into<NotRead>) -> NotRead {
+        match not_read.into() {
+            NotRead::Fault(fault) => read_through(manifests(&self.levels[..=number]), fault),
+            other => other,
+        }
     }
 }
 
@@ -215,13 +226,16 @@ impl Trickle {
         rank: Rank,
         form: Form,
         trust: &Trust,
-    ) -> Result<Chain, DurableFault> {
+    ) -> Result<Chain, NotRead> {
         let mut levels: Vec<Level> = Vec::new();
         let mut current = manifest.clone();
         loop {
-            let level = self.level(current, rank, form, trust).await?;
+            let level = match self.level(current.clone(), rank, form, trust).await {
+                Ok(level) => level,
+                Err(fault) => return Err(read_through(manifests(&levels).chain([current]), fault)),
+            };
             let base = match &level.stored {
-                Stored::Increment(index, _) => Some(self.base_of(&level.manifest, index).await?),
+                Stored::Increment(index, _) => Some(self.base_of(&level.manifest, index).await),
                 _ => None,
             };
             levels.push(level);
@@ -231,8 +245,10 @@ impl Trickle {
                     reads: Reads::Alone,
                 });
             };
+            // The base itself is not known to be damaged: it may be another one than the increment was made on.
+            let base = base.map_err(|fault| read_through(manifests(&levels), fault))?;
             if levels.len() as u32 > IncrementIndex::DEPTH_MAX {
-                return Err(too_long(manifest));
+                return Err(too_long(manifest).into());
             }
             current = base;
         }
@@ -270,7 +286,7 @@ impl Trickle {
         index: &IncrementIndex,
     ) -> Result<Arc<ManifestBytes>, DurableFault> {
         let (above, base) = (above.manifest(), &index.base);
-        self.sound_base(above, base).await.map_err(|fault| {
+        self.sound_base(above, index).await.map_err(|fault| {
             let (DurableFault::Damaged(reason) | DurableFault::NotPlain(reason)) = fault else {
                 return fault;
             };
@@ -284,8 +300,9 @@ impl Trickle {
     async fn sound_base(
         &self,
         above: &Manifest,
-        base: &IncrementBase,
+        index: &IncrementIndex,
     ) -> Result<Arc<ManifestBytes>, DurableFault> {
+        let base = &index.base;
         if (base.run, base.step) >= (above.run, above.step) {
             return Err(damaged("it is not older"));
         }
@@ -299,11 +316,13 @@ impl Trickle {
                 found.name()
             )));
         }
-        if found.manifest().chunk == above.chunk {
-            Ok(Arc::new(found))
-        } else {
-            Err(damaged("its chunks have another size"))
+        if found.manifest().chunk != above.chunk {
+            return Err(damaged("its chunks have another size"));
         }
+        if found.manifest().shard(index.rank).is_none() {
+            return Err(damaged(format!("it has no rank {}", index.rank)));
+        }
+        Ok(Arc::new(found))
     }
 
     async fn level(
@@ -353,7 +372,8 @@ impl Trickle {
         let mut lowest = None;
         for (number, level) in chain.levels.iter().enumerate() {
             let Stored::Increment(index, _) = &level.stored else {
-                let bytes = self.read_alone(level, &wanted, chain.reads).await?;
+                let read = self.read_alone(level, &wanted, chain.reads).await;
+                let bytes = read.map_err(|not_read| chain.at(number, not_read))?;
                 if number == 0 {
                     return Ok(bytes);
                 }
@@ -361,14 +381,15 @@ impl Trickle {
                 break;
             };
             let window = self.read_records(chain, number, index, &wanted).await?;
-            let needs = window.needs(level)?;
+            let needs = window.needs(level);
+            let needs = needs.map_err(|fault| chain.at(number, fault))?;
             windows.push(window);
             let Some(needs) = needs else { break };
             wanted = chunks_of(&needs, level.chunk());
         }
         let chain = chain.clone();
         let work = move || put_together(&chain, lowest, windows);
-        Ok(self.compute(work).await.map_err(local)??)
+        self.compute(work).await.map_err(local)?
     }
 
     /// Chunks of a level that stands alone.
@@ -401,7 +422,7 @@ impl Trickle {
         number: usize,
         index: &IncrementIndex,
         chunks: &Range<u64>,
-    ) -> Result<Window, DurableFault> {
+    ) -> Result<Window, NotRead> {
         let level = &chain.levels[number];
         let record = level.manifest.manifest();
         let key = object(record, &increment::records_object(level.rank))?;
@@ -411,14 +432,15 @@ impl Trickle {
             .ok_or_else(|| damaged("no such records"))?;
         let start = place.start;
         let read = self.reads.get(chain.reads, &key, place).await;
-        let bytes = read.map_err(DurableFault::from)?;
+        let bytes = read.map_err(|error| chain.at(number, DurableFault::from(error)))?;
         let mut records = Vec::new();
         let mut from = 0;
         for chunk in chunks.clone() {
             let to = (index.ends[chunk as usize] - start) as usize;
             let one = bytes.slice(from..to);
             if digest(&one) != index.digests[chunk as usize] {
-                return Err(damaged(format!("{key}: digest mismatch in record {chunk}")));
+                let fault = damaged(format!("{key}: digest mismatch in record {chunk}"));
+                return Err(chain.at(number, fault));
             }
             records.push(one);
             from = to;
@@ -490,24 +512,44 @@ fn put_together(
     chain: &Chain,
     lowest: Option<(usize, Range<u64>, Bytes)>,
     windows: Vec<Window>,
-) -> Result<Bytes, DurableFault> {
+) -> Result<Bytes, NotRead> {
     let mut coder = Coder::new().map_err(local)?;
     let mut below = None;
     if let Some((number, chunks, bytes)) = lowest {
         let level = &chain.levels[number];
-        level.check(&chunks, &bytes)?;
+        let checked = level.check(&chunks, &bytes);
+        checked.map_err(|fault| chain.at(number, fault))?;
         let start = level.bytes_of(&chunks).start;
         below = Some(Piece { start, bytes });
     }
     for window in windows.iter().rev() {
         let level = &chain.levels[window.level];
-        let piece = window.decode(&mut coder, level, below.as_ref())?;
+        let at = |fault: DurableFault| chain.at(window.level, fault);
+        let piece = window.decode(&mut coder, level, below.as_ref());
+        let piece = piece.map_err(at)?;
         if window.level > 0 {
-            level.check(&window.chunks, &piece.bytes)?;
+            level.check(&window.chunks, &piece.bytes).map_err(at)?;
         }
         below = Some(piece);
     }
     Ok(below.map_or_else(Bytes::new, |piece| piece.bytes))
+}
+
+fn manifests(levels: &[Level]) -> impl Iterator<Item = Arc<ManifestBytes>> {
+    levels.iter().map(|level| level.manifest.clone())
+}
+
+/// What it means that the last of these was not read, where the first was asked for and each builds on the next.
+fn read_through(
+    manifests: impl Iterator<Item = Arc<ManifestBytes>>,
+    fault: DurableFault,
+) -> NotRead {
+    let below: Vec<_> = manifests.skip(1).collect();
+    if fault.is_damage() && !below.is_empty() {
+        NotRead::Below(fault, below)
+    } else {
+        NotRead::Fault(fault)
+    }
 }
 
 fn too_long(manifest: &ManifestBytes) -> DurableFault {

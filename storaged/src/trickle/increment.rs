@@ -103,7 +103,7 @@ impl Trickle {
             return Ok(None);
         }
         let chain = self.chain(&base.manifest, rank, Form::Asked, &Trust::Anything);
-        let depth = match chain.await {
+        let depth = match chain.await.map_err(DurableFault::from) {
             Ok(chain) => chain.depth() + 1,
             Err(fault) if fault.is_damage() => {
                 let reason = fault.to_string();

@@ -41,6 +41,37 @@ impl Sent {
     }
 }
 
+/// A checkpoint that cannot be read, because it is damaged or builds on one that is.
+#[derive(Debug, Clone)]
+pub struct SetAsideBase {
+    /// Its manifest.
+    pub manifest: Arc<ManifestBytes>,
+    /// What was found, and whether the tier took a mark of it.
+    pub fault: DurableFault,
+}
+
+/// Why a shard was not fetched.
+#[derive(Debug)]
+pub struct NotFetched {
+    /// What it is for the checkpoint that was asked for.
+    pub fault: DurableFault,
+    /// What else was set aside, the oldest first.
+    pub bases: Vec<SetAsideBase>,
+}
+
+impl From<DurableFault> for NotFetched {
+    fn from(fault: DurableFault) -> Self {
+        let bases = Vec::new();
+        Self { fault, bases }
+    }
+}
+
+impl From<NotFetched> for DurableFault {
+    fn from(not_fetched: NotFetched) -> Self {
+        not_fetched.fault
+    }
+}
+
 /// A shard's table of leaves as an object.
 pub(super) fn table_of(shard: &SlotShard) -> Bytes {
     let leaves = shard.leaves.iter();
@@ -140,12 +171,34 @@ impl Trickle {
         Ok(expected)
     }
 
-    /// A restore has found a checkpoint damaged: marks it, so that no plan offers it by itself again.
-    pub(super) async fn quarantine(
+    /// A restore has found damage: marks the checkpoint that it asked for, and those below it that were read through the same bytes, the newest
+    /// first. Else each of them would cost a restart before a plan offers one that is sound.
+    pub(super) async fn quarantine_down(
         &self,
         manifest: &ManifestBytes,
+        below: Vec<Arc<ManifestBytes>>,
         reason: String,
-    ) -> DurableFault {
+    ) -> NotFetched {
+        let fault = self.quarantine(manifest, reason.clone()).await;
+        if !fault.is_damage() {
+            return fault.into();
+        }
+        let mut marked = Vec::new();
+        for base in &below {
+            marked.push(self.quarantine(base, reason.clone()));
+        }
+        let marked = futures::future::join_all(marked).await;
+        let mut bases: Vec<SetAsideBase> = below
+            .into_iter()
+            .zip(marked)
+            .filter(|(_, fault)| fault.is_damage())
+            .map(|(manifest, fault)| SetAsideBase { manifest, fault })
+            .collect();
+        bases.reverse();
+        NotFetched { fault, bases }
+    }
+
+    async fn quarantine(&self, manifest: &ManifestBytes, reason: String) -> DurableFault {
         if let Err(error) = self.store.check_place().await {
             return error.into();
         }

@@ -44,6 +44,7 @@ use storaged_wire::{Manifest, ManifestBytes, Namespace, Rank, RunId, SlotId, Ste
 use crate::memory::{Memory, ShardSize, Stay};
 pub use increment::IncrementReport;
 use increment::MeasuredRate;
+pub use leftover::{NotFetched, SetAsideBase};
 pub use provenance::RequireMac;
 pub use retention::Retention;
 use room::CopyRoom;
@@ -343,7 +344,7 @@ impl Trickle {
     }
 
     /// Reads ranges of a shard into a slot, every chunk verified. No ranges: all of it. A checkpoint that proves damaged
-    /// is quarantined.
+    /// is quarantined, and so are those below it through which the shard was read, down to the one whose bytes are wrong.
     ///
     /// # Errors
     /// Why not.
@@ -354,7 +355,7 @@ impl Trickle {
         slot: SlotId,
         ranges: &[Range<u64>],
         trust: &Trust,
-    ) -> Result<Arc<[Digest]>, DurableFault> {
+    ) -> Result<Arc<[Digest]>, NotFetched> {
         let record = manifest.manifest();
         let home = record.shard(rank).map(|entry| &entry.node);
         let reads = match (home, self.reads.me()) {
@@ -377,16 +378,21 @@ impl Trickle {
                 let (step, reason) = (record.step, fault.to_string());
                 tracing::warn!(%step, %rank, reason, ?reads, "a shard of the durable tier did not come as it should be; it is read once more, by this node alone");
             }
-            outcome => return outcome,
+            outcome => return outcome.map_err(NotFetched::from),
         }
         // Bytes may change on their way, and peers may give wrong ones: only what is wrong twice is wrong where it lies.
         let again = self.fetch_once(&fetch, Reads::Alone, Form::Asked, trust);
-        match again.await.map_err(DurableFault::from) {
-            Err(DurableFault::Damaged(reason) | DurableFault::NotPlain(reason)) => {
-                Err(self.quarantine(manifest, reason).await)
+        let (fault, below) = match again.await {
+            Ok(leaves) => return Ok(leaves),
+            Err(NotRead::Below(fault, below)) => (fault, below),
+            Err(not_read) => (not_read.into(), Vec::new()),
+        };
+        Err(match fault {
+            DurableFault::Damaged(reason) | DurableFault::NotPlain(reason) => {
+                self.quarantine_down(manifest, below, reason).await
             }
-            outcome => outcome,
-        }
+            fault => fault.into(),
+        })
     }
 
     /// In the form that this node writes; if that is raw, the tier is asked for another only where the shard is not there raw.

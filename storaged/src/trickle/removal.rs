@@ -290,25 +290,17 @@ impl Trickle {
 
     /// From now on the step is no checkpoint.
     async fn unpublish(&self, namespace: &Namespace, place: StepKey) -> Result<(), DurableFault> {
-        self.mark_removing(namespace, place).await?;
-        let manifest = object_at(namespace, place.run, place.step, MANIFEST_OBJECT)?;
-        Ok(self.store.delete(&manifest).await?)
-    }
-
-    pub(super) async fn mark_removing(
-        &self,
-        namespace: &Namespace,
-        place: StepKey,
-    ) -> Result<(), DurableFault> {
         match self.mark(namespace, place, Mark::Removing, "").await {
+            Ok(()) => {}
             // It takes no mark. Without its manifest the step is no checkpoint either, and has made room.
             Err(DurableFault::Full(reason)) => {
                 tracing::info!(%namespace, run = %place.run, step = %place.step, reason,
                     "removed without a mark: the durable tier is full");
-                Ok(())
             }
-            outcome => outcome,
+            Err(fault) => return Err(fault),
         }
+        let manifest = object_at(namespace, place.run, place.step, MANIFEST_OBJECT)?;
+        Ok(self.store.delete(&manifest).await?)
     }
 
     /// An upload that was stopped leaves nothing unfinished in the tier, if the tier answers in time. What is left all the

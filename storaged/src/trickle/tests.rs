@@ -19,6 +19,7 @@ use super::{
 use crate::keep::NoStore;
 use crate::memory::Memory;
 
+mod damaged_base;
 mod enclosed;
 mod encrypted;
 mod forms;

@@ -1,23 +1,32 @@
 //! What a node takes back of a step that the job has given up: its own shard. A step that lacks one shard becomes no
 //! checkpoint, so nobody else has to be asked. A manifest that is written at the same time is seen on one side at least:
-//! whoever withdraws writes a mark, looks for a manifest, deletes, and looks once more; whoever publishes looks for the
-//! mark and for every shard once the manifest is there.
+//! whoever withdraws writes a mark, looks for a manifest, deletes, and looks once more; whoever publishes looks for
+//! marks and for every shard once the manifest is there.
+//!
+//! The mark lies in the step's own folder: a network file system that remembers what was not in a folder asks anew once it has written
+//! there itself. Else a manifest of a moment ago would not be seen, and a durable step lose a shard.
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use storaged_core::DurableFault;
 use storaged_wire::{Manifest, ManifestBytes, Rank, ShardEntry};
 
 use super::chain::Stored;
 use super::increment::{index_object, records_object};
-use super::index::{Mark, StepKey, mark_key};
+use super::index::StepKey;
 use super::packed::{frames_object, packed_object};
 use super::publish::check_there;
-use super::store::ObjectKey;
+use super::store::{ObjectKey, StoreError};
 use super::{MANIFEST_OBJECT, Trickle, leaves_object, object, shard_object};
 
 /// How long the tier is asked to delete a shard.
 const WITHDRAWAL_LIMIT: Duration = Duration::from_secs(60);
+
+/// While a rank's shard is withdrawn.
+fn withdrawn_object(rank: Rank) -> String {
+    format!("storaged.withdrawn.{rank}")
+}
 
 impl Trickle {
     /// The step is given up: nothing of this node's shard stays. Where all checkpoints are kept nothing that is finished is
@@ -53,7 +62,12 @@ impl Trickle {
         if keys.is_empty() {
             return Ok(());
         }
-        self.mark_removing(namespace, place).await?;
+        let mark = object(record, &withdrawn_object(rank))?;
+        match self.store.put_new(&mark, Bytes::new()).await {
+            // The step is no checkpoint without its shard either, which makes room.
+            Ok(()) | Err(StoreError::Full(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
         let published = object(record, MANIFEST_OBJECT)?;
         if self.length(&published).await?.is_none() {
             for key in &keys {
@@ -67,7 +81,7 @@ impl Trickle {
             tracing::info!(%namespace, run = %place.run, step = %place.step, %rank, objects = keys.len(),
                 "a shard of a step that was given up is removed from the durable tier");
         }
-        self.unmark(namespace, place, Mark::Removing).await
+        Ok(self.store.delete(&mark).await?)
     }
 
     /// Objects of a rank that are there, in whichever form.
@@ -96,17 +110,16 @@ impl Trickle {
         record: &Manifest,
         shards: &[(&ShardEntry, Stored)],
     ) -> Result<(), DurableFault> {
-        let (namespace, place) = (&record.namespace, StepKey::of(record));
-        let removing = mark_key(namespace, place, Mark::Removing)?;
-        if self.length(&removing).await?.is_some() {
-            // Whoever has written the mark sees the manifest.
-            return Err(DurableFault::Conflict(format!(
-                "{place} of {namespace} is being removed"
-            )));
-        }
         let folder = self.folder_of(record).await?;
         let form = self.store.limits().form;
         for (entry, stored) in shards {
+            let rank = entry.rank;
+            if folder.contains_key(&withdrawn_object(rank)) {
+                // Whoever has written the mark sees the manifest, and leaves the step or deletes that.
+                return Err(DurableFault::Conflict(format!(
+                    "the shard of rank {rank} is being withdrawn"
+                )));
+            }
             if let Err(fault) = check_there(record, &folder, entry, stored, form) {
                 let published = object(record, MANIFEST_OBJECT)?;
                 self.store.delete(&published).await?;

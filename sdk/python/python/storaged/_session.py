@@ -119,8 +119,14 @@ class Session:
     def _reached(self, connect: Callable[[], T], limit: Deadline) -> T:
         """A connection; waits for a daemon that was there a moment ago."""
         while True:
+            had_time = limit.left_ms() > 0
             try:
                 connected = connect()
+            except WaitTimeout:
+                if not had_time:
+                    # Nobody was asked: it says nothing of the daemon.
+                    limit.check("connecting to the daemon")
+                raise
             except DaemonUnavailable:
                 lost_at = self._lost_at
                 if lost_at is None or time.monotonic() - lost_at >= _native.AWAY_AFTER or limit.left() <= LOOK_EVERY:

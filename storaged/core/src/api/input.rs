@@ -8,7 +8,8 @@ use storaged_plan::Member;
 use storaged_wire::local::Request;
 use storaged_wire::peer::{PeerMessage, SessionFault};
 use storaged_wire::{
-    Digest, Generation, KeptRecord, Namespace, NodeName, Rank, RunId, SessionId, SlotId, Succession,
+    Digest, Generation, KeptRecord, ManifestBytes, Namespace, NodeName, Rank, RunId, SessionId,
+    SlotId, Succession,
 };
 
 use super::{
@@ -31,6 +32,8 @@ pub enum TierNews {
     Opened(Result<(), DurableFault>),
     /// Whether writes are answered: they may hang while reads go on.
     Writes(Result<(), DurableFault>),
+    /// A restore of what builds on it found this checkpoint damaged, or another one that it builds on itself.
+    Damaged(Arc<ManifestBytes>, DurableFault),
 }
 
 /// What happened.

@@ -50,6 +50,7 @@ impl Context {
                 self.tier.unwritten = outcome.err();
                 self.note_tier(before);
             }
+            TierNews::Damaged(manifest, fault) => self.quarantine(&manifest, &fault),
         }
     }
 

@@ -358,6 +358,21 @@ fn a_node_that_comes_up_is_told_of_what_was_found_damaged_here() {
     }
 }
 
+/// Steps 20 and 30 are increments on 15, which is damaged: the restore of 30 has found that, and 10 is left.
+#[test]
+fn what_a_damaged_base_is_read_through_is_passed_over_by_the_next_plan() {
+    let mut alone = start();
+    for step in [15, 20] {
+        let fault = DurableFault::DamagedUnmarked(MISMATCH.into());
+        let found = TierNews::Damaged(manifest(step), fault);
+        alone.handle(Input::DurableState(found));
+    }
+    hear_quarantine(&mut alone, 30);
+    let plan = offered(ask_with(&mut alone, PLAN, Ok(holding(&[30, 20, 15, 10]))));
+    assert_eq!(plan.step, Step::new(10));
+    assert_eq!(plan.passed_over.len(), 3, "{plan:?}");
+}
+
 /// What the node keeps for its next daemon once a copy has proved to be so.
 fn kept_after(fault: DurableFault) -> Option<KeptNamespace> {
     finds_damaged(&mut start(), fault).kept_job().cloned()

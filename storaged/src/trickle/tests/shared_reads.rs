@@ -144,6 +144,7 @@ async fn a_restore_that_nobody_waits_for_any_more_says_nothing_against_the_tier(
             world.memory.drop_slot(slot);
         };
         let (fetched, ()) = futures::future::join(fetch, goes).await;
+        let fetched = fetched.map_err(DurableFault::from);
         assert!(
             matches!(fetched, Err(DurableFault::Local(_))),
             "{fetched:?}"

@@ -277,7 +277,7 @@ async fn a_tier_that_fails_quarantines_nothing() {
     let trickle = world.through(down);
     let trust = of_job();
     let fetch = trickle.fetch(&saved[1].manifest, RANK, slot, &[], &trust);
-    let outcome = fetch.await;
+    let outcome = fetch.await.map_err(DurableFault::from);
     assert!(
         matches!(outcome, Err(DurableFault::Unavailable(_))),
         "{outcome:?}"

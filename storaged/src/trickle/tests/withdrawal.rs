@@ -6,10 +6,8 @@ use std::time::Duration;
 use storaged_core::CurationFault;
 use storaged_wire::local::Removal;
 
-use super::tier::job;
 use super::*;
 use crate::trickle::chain::Stored;
-use crate::trickle::index::{Mark, StepKey};
 use crate::trickle::store::FaultPlan;
 
 const SHARD: usize = 3 * CHUNK as usize;
@@ -121,14 +119,13 @@ async fn a_manifest_that_is_written_while_a_shard_is_withdrawn_does_not_stay_wit
     let mut world = World::retaining(0, keeping(1));
     let (saved, _) = world.save(5, noise(5, SHARD), None).await;
     let record = saved.manifest.manifest();
-    let (namespace, place) = (job(), StepKey::of(record));
-    let marked = world.trickle.mark(&namespace, place, Mark::Removing, "");
-    marked.await.unwrap();
+    let mark = "job/run-1/step-5/storaged.withdrawn.0";
+    world.put(mark, Vec::new()).await;
     let refused = world.publish(&saved, &by_job()).await.unwrap_err();
     assert!(matches!(refused, DurableFault::Conflict(_)), "{refused:?}");
     assert!(world.has(MANIFEST).await, "whoever has marked it sees it");
-    let unmarked = world.trickle.unmark(&namespace, place, Mark::Removing);
-    unmarked.await.unwrap();
+    let mark = mark.parse().unwrap();
+    world.store.delete(&mark).await.unwrap();
     world.publish(&saved, &by_job()).await.unwrap();
     let shard = "job/run-1/step-5/__0_0.distcp".parse().unwrap();
     world.store.delete(&shard).await.unwrap();

@@ -1,6 +1,6 @@
 //! Whole objects as files: made visible at once, read exactly, listed, removed.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -113,10 +113,21 @@ impl Inner {
     /// Makes the folders for unfinished work. The root itself must exist: a mount that is missing
     /// must not turn into files on the disk below it.
     pub(super) fn prepare(&self) -> Result<(), StoreError> {
-        if !self.root.is_dir() {
+        let got = match fs::metadata(&self.root) {
+            Ok(found) if found.is_dir() => None,
+            Ok(_) => Some("something else".to_owned()),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                Some(error.to_string())
+            }
+            // The system says what is wrong: there is something, which does not answer as it should.
+            Err(error) => return Err(failed("open", &self.root, error)),
+        };
+        if let Some(got) = got {
             return Err(StoreError::NotMounted {
                 what: format!(
-                    "expected an existing directory (is the file system mounted?), got {}",
+                    "expected an existing directory (is the file system mounted?) at {}, got {got}",
                     self.root.display()
                 ),
             });

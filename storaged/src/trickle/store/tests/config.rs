@@ -78,6 +78,20 @@ async fn a_missing_directory_is_refused_and_not_made() {
     assert!(!path.exists());
 }
 
+/// As one whose file system answers EIO: that it is not there is not what the system says.
+#[tokio::test]
+async fn a_directory_that_cannot_be_looked_at_is_not_called_missing() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("loop");
+    std::os::unix::fs::symlink(&path, &path).unwrap();
+    let config = at(&path, MarkerConfig::default());
+    let error = open(&config, randomness()).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
+    let text = crate::driver::chain(&error);
+    assert!(text.contains("symbolic links"), "{text}");
+    assert!(!text.contains("mounted"), "{text}");
+}
+
 fn at(path: &std::path::Path, marker: MarkerConfig) -> StoreConfig {
     StoreConfig::Directory {
         path: path.to_owned(),
