@@ -65,7 +65,7 @@ impl Trickle {
         let mark = object(record, &withdrawn_object(rank))?;
         match self.store.put_new(&mark, Bytes::new()).await {
             // The step is no checkpoint without its shard either, which makes room.
-            Ok(()) | Err(StoreError::Full(_)) => {}
+            Ok(()) | Err(StoreError::Full { .. }) => {}
             Err(error) => return Err(error.into()),
         }
         let published = object(record, MANIFEST_OBJECT)?;

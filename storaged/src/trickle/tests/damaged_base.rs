@@ -101,13 +101,12 @@ async fn a_base_whose_manifest_is_not_the_one_expected_gets_no_mark_itself() {
     for is_missing in [true, false] {
         let mut world = World::new(8, Packing::None);
         let chain = chain_of(&mut world, 1..=3).await;
-        let key = "job/run-1/step-1/storaged.manifest";
-        world.store.delete(&key.parse().unwrap()).await.unwrap();
+        let key = "job/run-1/step-1/storaged.manifest".parse().unwrap();
+        world.store.delete(&key).await.unwrap();
         if !is_missing {
             let other = world.seal(1, noise(9, 3 * CHUNK as usize));
             let object = crate::trickle::manifest_object(&other.manifest);
-            let put = world.store.put_new(&key.parse().unwrap(), object);
-            put.await.unwrap();
+            world.store.put_new(&key, object).await.unwrap();
         }
         assert!(world.fetch(&chain[2]).await.unwrap_err().is_damage());
         assert_eq!(world.quarantined().await, [3, 2], "{is_missing}");
