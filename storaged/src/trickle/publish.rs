@@ -52,7 +52,7 @@ impl Trickle {
         for entry in &record.shards {
             let stored = self.stored_in(&folder, manifest, entry).await?;
             all_raw &= matches!(stored, Stored::Raw);
-            check_there(record, &folder, entry, &stored, form)?;
+            self.check_stays(record, &folder, entry, &stored).await?;
             if let Stored::Increment(index, digest) = &stored {
                 increments.push(IndexDigest {
                     rank: entry.rank,
@@ -157,8 +157,10 @@ pub(super) fn check_there(
     }
     let got = got.map_or("no object".into(), |got| format!("{got} bytes"));
     let key = object(record, &name)?;
-    let text = format!("{key}: expected {expected} bytes, got {got}");
-    Err(DurableFault::ShardMissing(text))
+    Err(DurableFault::ShardMissing {
+        rank: entry.rank,
+        text: format!("{key}: expected {expected} bytes, got {got}"),
+    })
 }
 
 impl Trickle {

@@ -12,20 +12,24 @@ use bytes::Bytes;
 use storaged_core::DurableFault;
 use storaged_wire::{Manifest, ManifestBytes, Rank, ShardEntry};
 
-use super::chain::Stored;
+use super::chain::{Stored, expected_object};
 use super::increment::{index_object, records_object};
 use super::index::StepKey;
 use super::packed::{frames_object, packed_object};
-use super::publish::check_there;
-use super::store::{ObjectKey, StoreError};
+use super::publish::{Folder, check_there};
+use super::store::ObjectKey;
 use super::{MANIFEST_OBJECT, Trickle, leaves_object, object, shard_object};
 
 /// How long the tier is asked to delete a shard.
 const WITHDRAWAL_LIMIT: Duration = Duration::from_secs(60);
 
-/// While a rank's shard is withdrawn.
-fn withdrawn_object(rank: Rank) -> String {
-    format!("storaged.withdrawn.{rank}")
+/// While a rank's shard is withdrawn: by each manifest that names it, so that the end of one withdrawal hides no other.
+fn withdrawn_object(rank: Rank, manifest: &ManifestBytes) -> String {
+    format!("{}{}", withdrawn_prefix(rank), manifest.name())
+}
+
+fn withdrawn_prefix(rank: Rank) -> String {
+    format!("storaged.withdrawn.{rank}.")
 }
 
 impl Trickle {
@@ -59,15 +63,13 @@ impl Trickle {
         let (namespace, place) = (&record.namespace, StepKey::of(record));
         self.sent.forget(manifest.name());
         let keys = self.finished_of(record, rank).await?;
+        let mark = object(record, &withdrawn_object(rank, manifest))?;
         if keys.is_empty() {
-            return Ok(());
+            // An earlier try may have come no further.
+            return Ok(self.store.delete(&mark).await?);
         }
-        let mark = object(record, &withdrawn_object(rank))?;
-        match self.store.put_new(&mark, Bytes::new()).await {
-            // The step is no checkpoint without its shard either, which makes room.
-            Ok(()) | Err(StoreError::Full { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
+        // Without it a manifest of this moment might be told as durable. An empty object finds room in most tiers that are full.
+        self.store.put_new(&mark, Bytes::new()).await?;
         let published = object(record, MANIFEST_OBJECT)?;
         if self.length(&published).await?.is_none() {
             for key in &keys {
@@ -111,20 +113,37 @@ impl Trickle {
         shards: &[(&ShardEntry, Stored)],
     ) -> Result<(), DurableFault> {
         let folder = self.folder_of(record).await?;
-        let form = self.store.limits().form;
         for (entry, stored) in shards {
-            let rank = entry.rank;
-            if folder.contains_key(&withdrawn_object(rank)) {
-                // Whoever has written the mark sees the manifest, and leaves the step or deletes that.
-                return Err(DurableFault::Conflict(format!(
-                    "the shard of rank {rank} is being withdrawn"
-                )));
+            self.check_stays(record, &folder, entry, stored).await?;
+        }
+        Ok(())
+    }
+
+    /// A shard is in the folder, and nobody withdraws it. A manifest that names one which is gone is none: who has withdrawn it may have been
+    /// cut off before it looked for one.
+    pub(super) async fn check_stays(
+        &self,
+        record: &Manifest,
+        folder: &Folder,
+        entry: &ShardEntry,
+        stored: &Stored,
+    ) -> Result<(), DurableFault> {
+        let form = self.store.limits().form;
+        if let Err(fault) = check_there(record, folder, entry, stored, form) {
+            let (name, _) = expected_object(stored, entry.rank, entry.length);
+            // One listing is not believed that much.
+            if self.length(&object(record, &name)?).await?.is_none() {
+                self.store.delete(&object(record, MANIFEST_OBJECT)?).await?;
             }
-            if let Err(fault) = check_there(record, &folder, entry, stored, form) {
-                let published = object(record, MANIFEST_OBJECT)?;
-                self.store.delete(&published).await?;
-                return Err(fault);
-            }
+            return Err(fault);
+        }
+        let prefix = withdrawn_prefix(entry.rank);
+        if folder.keys().any(|name| name.starts_with(&prefix)) {
+            // Whoever has written the mark sees the manifest, and leaves the step or deletes that.
+            return Err(DurableFault::Conflict(format!(
+                "the shard of rank {} is being withdrawn",
+                entry.rank
+            )));
         }
         Ok(())
     }

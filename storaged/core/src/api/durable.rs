@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use storaged_wire::local::{Keep, PinnedOnes, Removal};
 use storaged_wire::{
-    Digest, DurableStep, JobKeys, ManifestBytes, Owner, RunId, SharedBytes, Step, Succession,
+    Digest, DurableStep, JobKeys, ManifestBytes, Owner, Rank, RunId, SharedBytes, Step, Succession,
 };
 use thiserror::Error;
 
@@ -116,8 +116,8 @@ pub enum DurableFault {
     #[error("{0}")]
     TokenChanged(String),
     /// A shard that was copied is not there whole: its node has withdrawn it, or a listing lags behind.
-    #[error("{0}")]
-    ShardMissing(String),
+    #[error("{text}")]
+    ShardMissing { rank: Rank, text: String },
     /// Another writer's object is in the way.
     #[error("{0}")]
     Conflict(String),
@@ -140,7 +140,7 @@ impl DurableFault {
             Self::NotPlain(_) => "not_plain",
             Self::Unproven(_) => "unproven",
             Self::TokenChanged(_) => "token_changed",
-            Self::ShardMissing(_) => "shard_missing",
+            Self::ShardMissing { .. } => "shard_missing",
             Self::Conflict(_) => "conflict",
             Self::Local(_) => "local",
         }
@@ -155,7 +155,7 @@ impl DurableFault {
                 | Self::NotPlain(_)
                 | Self::Unproven(_)
                 | Self::TokenChanged(_)
-                | Self::ShardMissing(_)
+                | Self::ShardMissing { .. }
                 | Self::Conflict(_)
                 | Self::Local(_)
         )
@@ -288,7 +288,10 @@ mod tests {
             DurableFault::NotPlain,
             DurableFault::Unproven,
             DurableFault::TokenChanged,
-            DurableFault::ShardMissing,
+            |text| DurableFault::ShardMissing {
+                rank: Rank::new(0),
+                text,
+            },
             DurableFault::Conflict,
             DurableFault::Local,
         ];

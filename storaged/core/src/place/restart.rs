@@ -132,7 +132,9 @@ impl Context {
 
     /// Of a step that no wait makes whole again, as far as this node counts its blocks: who rolls a cluster would wait for it.
     fn loss_in_words(&self, newest: &Checkpoint) -> String {
-        if newest.state == CheckpointState::Durable {
+        // Who has copied what to the tier is told to home nodes alone.
+        let is_home = self.homes_of(&newest.key).contains(self.me());
+        if newest.state == CheckpointState::Durable || !is_home {
             return String::new();
         }
         let lost = self.lost_shard(newest, Denials::Ignored);

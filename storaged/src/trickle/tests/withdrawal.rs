@@ -106,11 +106,24 @@ async fn a_step_without_a_shard_is_not_published_and_the_shard_can_be_copied_aga
     world.trickle.withdraw(&saved.manifest, RANK).await;
     let refused = world.publish(&saved, &by_job()).await.unwrap_err();
     let is_missing =
-        matches!(&refused, DurableFault::ShardMissing(why) if why.contains("no object"));
+        matches!(&refused, DurableFault::ShardMissing { text, .. } if text.contains("no object"));
     assert!(is_missing, "{refused:?}");
     assert!(!world.has(MANIFEST).await);
     world.copy(&saved, None).await;
     world.comes_back(&saved).await;
+}
+
+/// Whoever withdrew a shard was cut off before it looked for a manifest.
+#[tokio::test(start_paused = true)]
+async fn a_manifest_that_names_a_shard_which_is_gone_is_taken_down_by_the_next_try() {
+    let mut world = World::retaining(0, keeping(1));
+    let (saved, _) = world.save(5, noise(5, SHARD), None).await;
+    let shard = "job/run-1/step-5/__0_0.distcp".parse().unwrap();
+    world.store.delete(&shard).await.unwrap();
+    let refused = world.publish(&saved, &by_job()).await.unwrap_err();
+    let is_missing = matches!(refused, DurableFault::ShardMissing { .. });
+    assert!(is_missing, "{refused:?}");
+    assert!(!world.has(MANIFEST).await);
 }
 
 /// What each of the two sees of the other, whichever comes first.
@@ -119,8 +132,11 @@ async fn a_manifest_that_is_written_while_a_shard_is_withdrawn_does_not_stay_wit
     let mut world = World::retaining(0, keeping(1));
     let (saved, _) = world.save(5, noise(5, SHARD), None).await;
     let record = saved.manifest.manifest();
-    let mark = "job/run-1/step-5/storaged.withdrawn.0";
-    world.put(mark, Vec::new()).await;
+    let mark = format!(
+        "job/run-1/step-5/storaged.withdrawn.0.{}",
+        saved.manifest.name()
+    );
+    world.put(&mark, Vec::new()).await;
     let refused = world.publish(&saved, &by_job()).await.unwrap_err();
     assert!(matches!(refused, DurableFault::Conflict(_)), "{refused:?}");
     assert!(world.has(MANIFEST).await, "whoever has marked it sees it");
@@ -132,7 +148,7 @@ async fn a_manifest_that_is_written_while_a_shard_is_withdrawn_does_not_stay_wit
     let shards = [(record.shard(RANK).unwrap(), Stored::Raw)];
     let refused = world.trickle.check_not_withdrawn(record, &shards).await;
     let refused = refused.unwrap_err();
-    let is_missing = matches!(refused, DurableFault::ShardMissing(_));
+    let is_missing = matches!(refused, DurableFault::ShardMissing { .. });
     assert!(is_missing, "{refused:?}");
     assert!(!world.has(MANIFEST).await);
 }

@@ -97,7 +97,10 @@ pub fn tier_fault(which: u8) -> DurableFault {
         DurableFault::Conflict,
         DurableFault::Local,
         DurableFault::DamagedUnmarked,
-        DurableFault::ShardMissing,
+        |text| DurableFault::ShardMissing {
+            rank: storaged_wire::Rank::new(0),
+            text,
+        },
     ];
     faults[usize::from(which) % faults.len()](text)
 }

@@ -119,6 +119,8 @@ class Fence:
         self._looks: threading.Thread | None = None
         #: A board that no other process would find any more.
         self._given_up: Board | None = None
+        #: A load has begun and not ended whose marks did not come in time: what they say need not be so any more.
+        self._is_unseen = False
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
@@ -137,6 +139,7 @@ class Fence:
         before = self._last() or self._found(deadline)
         if before is None or before[3] != this_process():
             yield {}
+            self._is_unseen = False
             return
         self._mark(before[1], False, deadline)
         plan: dict[str, Any] = {}
@@ -148,6 +151,8 @@ class Fence:
 
     def live(self, deadline: Deadline) -> tuple[Live, int]:
         """What this process holds, and of which step, by the rank's last mark. Marks that cannot be read are none."""
+        if self._is_unseen:
+            return Live.UNMARKED, 0
         try:
             board = self._board or Board(self._session, self._rank, "steps", 0, deadline)
         except StoragedError as error:
@@ -169,7 +174,10 @@ class Fence:
         limit = Deadline(deadline.left() * MARKS_SHARE)
         try:
             return last_mark(Board(self._session, self._rank, "steps", 0, limit).view)
+        except NoCheckpointError:
+            return None
         except StoragedError:
+            self._is_unseen = True
             return None
 
     def _last(self) -> tuple[int, int, bool, bytes, int] | None:
@@ -187,6 +195,8 @@ class Fence:
         mark = MARK.pack(number, step, is_whole, this_process(), self._size)
         at = CELLS[number % 2]
         self._board.view[at : at + MARK.size + CHECKSUM.size] = mark + CHECKSUM.pack(zlib.crc32(mark))
+        if is_whole:
+            self._is_unseen = False
 
     def _look(self, board: Board) -> None:
         if not board.is_kept(lambda view: last_mark(view) is not None):
