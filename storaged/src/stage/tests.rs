@@ -215,8 +215,12 @@ async fn a_socket_that_was_removed_is_made_anew_and_what_is_in_its_place_is_left
     let faults = listen(std::slice::from_ref(&tenant), &events).unwrap();
     fs::remove_file(path).unwrap();
     assert!(becomes(|| UnixStream::connect(path).is_ok()).await);
-    let event = from_stage.next().await;
-    assert!(matches!(event, Some(StageEvent::Connected { .. })));
+    let _held = UnixStream::connect(path).unwrap();
+    let connected =
+        async { while !matches!(from_stage.next().await, Some(StageEvent::Connected { .. })) {} };
+    tokio::time::timeout(Duration::from_secs(20), connected)
+        .await
+        .unwrap();
     assert!(becomes(|| faults.reasons().is_empty()).await);
 
     let other = folder.path().join("other");

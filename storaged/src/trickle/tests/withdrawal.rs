@@ -93,10 +93,15 @@ async fn a_full_tier_has_room_again_once_a_step_is_given_up() {
         ..FaultPlan::default()
     };
     let full = world.through(plan);
+    full.withdraw(&saved.manifest, RANK).await;
+    assert_eq!(world.objects().await, Vec::<String>::new());
+    // Not even the empty mark has room.
+    let saved = uploaded(&mut world, 6).await;
+    let before = world.objects().await;
     let key = "job/x".parse().unwrap();
     full.store.put_new(&key, "x".into()).await.unwrap_err();
     full.withdraw(&saved.manifest, RANK).await;
-    assert_eq!(world.objects().await, Vec::<String>::new());
+    assert_eq!(world.objects().await, before);
 }
 
 #[tokio::test(start_paused = true)]
