@@ -215,7 +215,7 @@ lifetime: network-packages ## Restarts, upgrades, lost nodes, a real S3 server a
 	@target/release/lifetime --kills $(or $(KILLS),200) --seed $(or $(SEED),1) $(if $(ONLY),--only $(ONLY)) $(LIFETIME_WRITE)
 
 .PHONY: upgrade
-upgrade: packages ## A cluster of another commit's daemons upgraded to this one's under a saving job, and back (FROM=commit; a quarter of an hour)
+upgrade: packages ## A cluster of another commit's daemons upgraded to this one's under a saving job, and back (FROM=commit)
 	@[ -n "$(FROM)" ] || { echo "expected FROM=COMMIT" >&2; exit 2; }
 	@python3 tests/upgrade/upgrade.py --from "$(FROM)" $(LIFETIME_WRITE)
 

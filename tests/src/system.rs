@@ -190,6 +190,16 @@ impl System {
         command.output().context("running storaged")
     }
 
+    /// A node's page of whether it is ready has these words.
+    ///
+    /// # Errors
+    /// If it has not, or there is no page.
+    pub fn readyz_says(&self, node: usize, what: &str) -> Result<()> {
+        let page = self.cluster.page(node, "/readyz")?;
+        ensure!(page.body.contains(what), "{}", page.body);
+        Ok(())
+    }
+
     /// The newest step bears so many losses, as a node says.
     ///
     /// # Errors

@@ -56,19 +56,13 @@ fn protected(mut system: System) -> Result<(System, RunId)> {
     Ok((system, run))
 }
 
-fn page_says(system: &System, node: usize, what: &str) -> Result<()> {
-    let page = system.cluster.page(node, "/readyz")?;
-    ensure!(page.body.contains(what), "{}", page.body);
-    Ok(())
-}
-
 #[test]
 fn a_spare_has_the_place_of_a_drained_node_at_once_and_the_node_stays_away() -> Result<()> {
     // A node that is lost would be given up after an hour.
     let system = System::with_registry(4, 3, Some((2, 1)), "replace_after = \"1h\"\n")?;
     let (mut system, _) = protected(system)?;
     system.cluster.start(3)?;
-    wait("a spare", || page_says(&system, 3, "spare"))?;
+    wait("a spare", || system.readyz_says(3, "spare"))?;
     let (code, report) = drain(&system, 0, &[])?;
     ensure!(code == Some(0), "{code:?}: {report}");
     ensure!(report["left"] == serde_json::json!([]), "{report}");
@@ -89,7 +83,7 @@ fn a_spare_has_the_place_of_a_drained_node_at_once_and_the_node_stays_away() -> 
     // Whoever starts daemons starts this one again: that must not undo the drain.
     system.cluster.start(0)?;
     wait("a node that waits", || {
-        page_says(&system, 0, "storaged node admit")
+        system.readyz_says(0, "storaged node admit")
     })
 }
 
@@ -104,7 +98,7 @@ fn a_spare_is_soon_in_its_place_also_where_the_registry_is_asked_seldom() -> Res
     }
     let (mut system, _) = protected(system)?;
     system.cluster.start(3)?;
-    wait("a spare", || page_says(&system, 3, "spare"))?;
+    wait("a spare", || system.readyz_says(3, "spare"))?;
     let (code, report) = drain(&system, 0, &[])?;
     ensure!(code == Some(0), "{code:?}: {report}");
     let vacant = Instant::now();
@@ -207,7 +201,7 @@ fn a_signal_shortens_a_drain_and_a_second_one_ends_it() -> Result<()> {
     let mut system = owing(ENDLESS)?;
     let mut drained = command(&system, 0, &["--deadline", "1h"]);
     let draining = std::thread::spawn(move || drained.output());
-    wait("a drain", || page_says(&system, 0, "told to stop"))?;
+    wait("a drain", || system.readyz_says(0, "told to stop"))?;
     system.cluster.signal(0, Signal::TERM)?;
     std::thread::sleep(std::time::Duration::from_millis(600));
     ensure!(
@@ -260,7 +254,7 @@ fn nobody_but_an_operator_drains_a_node() -> Result<()> {
     ensure!(done.status.code() == Some(1), "{said}");
     ensure!(said.contains("admin.socket"), "{said}");
     ensure!(system.cluster.status(0).is_ok());
-    page_says(&system, 0, "ready")
+    system.readyz_says(0, "ready")
 }
 
 #[test]
@@ -295,7 +289,7 @@ fn of_two_nodes_that_are_drained_at_once_one_stays_until_the_other_is_replaced()
     let system = System::with_registry(4, 3, Some((2, 1)), "replace_after = \"1h\"\n")?;
     let (mut system, _) = protected(system)?;
     system.cluster.start(3)?;
-    wait("a spare", || page_says(&system, 3, "spare"))?;
+    wait("a spare", || system.readyz_says(3, "spare"))?;
     let drained = [0, 1].map(|node| {
         let mut command = command(&system, node, &["--deadline", "2m"]);
         std::thread::spawn(move || command.output())
@@ -336,7 +330,7 @@ fn a_later_order_with_less_time_counts() -> Result<()> {
     let mut system = owing(ENDLESS)?;
     let mut first = command(&system, 0, &["--deadline", "1h"]);
     let draining = std::thread::spawn(move || first.output());
-    wait("a drain", || page_says(&system, 0, "told to stop"))?;
+    wait("a drain", || system.readyz_says(0, "told to stop"))?;
     let (code, report) = drain(&system, 0, &["--deadline", "1s"])?;
     ensure!(code == Some(75), "{code:?}: {report}");
     let ended = system.cluster.wait(0)?.context("its end")?;
@@ -351,7 +345,7 @@ fn a_spare_that_is_drained_ends_and_takes_no_place() -> Result<()> {
     let system = System::with_registry(4, 3, Some((2, 1)), "replace_after = \"0s\"\n")?;
     let (mut system, _) = protected(system)?;
     system.cluster.start(3)?;
-    wait("a spare", || page_says(&system, 3, "spare"))?;
+    wait("a spare", || system.readyz_says(3, "spare"))?;
     let (code, report) = drain(&system, 3, &[])?;
     ensure!(code == Some(0), "{code:?}: {report}");
     ensure!(report["left"] == serde_json::json!([]), "{report}");
@@ -380,7 +374,7 @@ fn a_node_that_has_lost_its_place_is_drained_and_is_not_started_again() -> Resul
         .output()?;
     ensure!(replaced.status.success(), "{replaced:?}");
     wait("a node that has lost its place", || {
-        page_says(&system, 0, "told to stop")
+        system.readyz_says(0, "told to stop")
     })?;
     let (code, report) = drain(&system, 0, &["--deadline", "1s"])?;
     ensure!(code == Some(75), "{code:?}: {report}");
@@ -422,7 +416,7 @@ fn a_daemon_that_dies_meanwhile_is_drained_once_it_is_back() -> Result<()> {
     system.wait(0, run, 10, CheckpointState::Committed)?;
     let mut drained = command(&system, 0, &["--deadline", "10s"]);
     let draining = std::thread::spawn(move || drained.output());
-    wait("a drain", || page_says(&system, 0, "told to stop"))?;
+    wait("a drain", || system.readyz_says(0, "told to stop"))?;
     system.tell_daemon(0, Signal::KILL)?;
     let done = draining.join().map_err(|_| anyhow::anyhow!("a panic"))??;
     ensure!(done.status.code() == Some(75), "{:?}", report(&done)?);
@@ -562,7 +556,7 @@ fn a_node_that_slurm_takes_out_of_service_is_drained_once_no_job_runs_there() ->
         check(state)?;
     }
     std::thread::sleep(std::time::Duration::from_secs(1));
-    page_says(&system, 0, "ready")?;
+    system.readyz_says(0, "ready")?;
     ensure!(!root.join("lock").exists(), "nobody drains it");
     check("IDLE+DRAIN*")?;
     let ended = system.cluster.wait(0)?.context("its end")?;

@@ -252,11 +252,15 @@ async fn tell_bases(not_fetched: NotFetched, inputs: &mpsc::Sender<Input>) -> Du
     not_fetched.fault
 }
 
-fn stop_upload(trickle: Arc<Trickle>, upload: RunningUpload, rank: Rank) {
+/// What an upload has begun in the tier is there once it has ended.
+async fn end_upload(upload: &mut RunningUpload) {
     upload.task.abort();
+    let _ = (&mut upload.task).await;
+}
+
+fn stop_upload(trickle: Arc<Trickle>, mut upload: RunningUpload, rank: Rank) {
     tokio::spawn(async move {
-        // What it has begun in the tier is there once it has ended.
-        let _ = upload.task.await;
+        end_upload(&mut upload).await;
         trickle.drop_upload(&upload.manifest, rank).await;
     });
 }
@@ -268,12 +272,9 @@ fn withdraw(
     manifest: Arc<ManifestBytes>,
     rank: Rank,
 ) {
-    if let Some(upload) = &upload {
-        upload.task.abort();
-    }
     tokio::spawn(async move {
-        if let Some(upload) = upload {
-            let _ = upload.task.await;
+        if let Some(mut upload) = upload {
+            end_upload(&mut upload).await;
         }
         trickle.withdraw(&manifest, rank).await;
     });

@@ -138,7 +138,8 @@ impl Trickle {
             return Err(fault);
         }
         let prefix = withdrawn_prefix(entry.rank);
-        if folder.keys().any(|name| name.starts_with(&prefix)) {
+        let next = folder.range(prefix.clone()..).next();
+        if next.is_some_and(|(name, _)| name.starts_with(&prefix)) {
             // Whoever has written the mark sees the manifest, and leaves the step or deletes that.
             return Err(DurableFault::Conflict(format!(
                 "the shard of rank {} is being withdrawn",

@@ -255,12 +255,6 @@ fn is_gone_without_a_trace(system: &mut System, holder: &Holder, drained: &Outpu
     Ok(())
 }
 
-fn page_says(system: &System, node: usize, what: &str) -> Result<()> {
-    let page = system.cluster.page(node, "/readyz")?;
-    ensure!(page.body.contains(what), "{}", page.body);
-    Ok(())
-}
-
 /// A spare has its place, and what it held from peers: on this machine it would be memory for nobody.
 #[test]
 fn a_node_that_gives_up_its_place_leaves_nothing_with_its_holder() -> Result<()> {
@@ -275,7 +269,7 @@ fn a_node_that_gives_up_its_place_leaves_nothing_with_its_holder() -> Result<()>
     drop(trainers);
     holder.wait_for_all(&system, 0)?;
     system.cluster.start(4)?;
-    wait("a spare", || page_says(&system, 4, "spare"))?;
+    wait("a spare", || system.readyz_says(4, "spare"))?;
     wait("both losses", || system.bears(0, 2))?;
     let drained = drain(&system, &[])?;
     is_gone_without_a_trace(&mut system, &holder, &drained)?;
@@ -284,14 +278,14 @@ fn a_node_that_gives_up_its_place_leaves_nothing_with_its_holder() -> Result<()>
     // Whoever starts daemons starts this one again.
     system.cluster.start(0)?;
     wait("a node that waits", || {
-        page_says(&system, 0, "storaged node admit")
+        system.readyz_says(0, "storaged node admit")
     })?;
     let admitted = Command::new(executable())
         .args(["node", "admit", "n0", "--config"])
         .arg(system.cluster.config_path(0))
         .output()?;
     ensure!(admitted.status.success(), "{}", said(&admitted));
-    wait("another spare", || page_says(&system, 0, "spare"))?;
+    wait("another spare", || system.readyz_says(0, "spare"))?;
     system.restore(&[4, 1], 10, &shards(2, 10))?;
     ensure!(takeovers(&system)? == 0, "it took old memory over");
     Ok(())

@@ -388,16 +388,22 @@ mod tests {
         assert_eq!(uploads, [(0, Leftovers::Perhaps), (1, Leftovers::None)]);
     }
 
+    /// `b` has heard of a step of `a` and `b` that is committed.
+    fn knowing_a_step() -> (Node, CheckpointKey, ManifestBytes) {
+        let mut node = last_of(&["a", "c", "b"], 2, 1);
+        let manifest = manifest(2, &["a", "b"], &["c"], 4096, digest(b"root"));
+        let key = CheckpointKey::of(&manifest);
+        let manifest = manifest.seal().expect("a sound manifest");
+        hear(&mut node, 10, "a", committed(&manifest));
+        (node, key, manifest)
+    }
+
     /// `b` copies rank 0 too, which is on `a` by the manifest: `a` may still be at it, or have given it up.
     #[test]
     fn a_step_that_is_given_up_is_withdrawn_from_the_tier_by_the_node_that_a_manifest_names() {
         let retry = Upload::RetryAt(Now(20));
         for upload in [Upload::Running, Upload::Done, retry, Upload::Fresh] {
-            let mut node = last_of(&["a", "c", "b"], 2, 1);
-            let manifest = manifest(2, &["a", "b"], &["c"], 4096, digest(b"root"));
-            let key = CheckpointKey::of(&manifest);
-            let manifest = manifest.seal().expect("a sound manifest");
-            hear(&mut node, 10, "a", committed(&manifest));
+            let (mut node, key, manifest) = knowing_a_step();
             let cx = node.context_mut();
             let checkpoint = cx.checkpoint_named(manifest.name());
             let checkpoint = checkpoint.expect("it is known");
@@ -432,11 +438,7 @@ mod tests {
     /// Who has withdrawn its shard says that it has given the step up.
     #[test]
     fn a_home_node_that_finds_a_shard_missing_waits_until_it_is_said_to_be_there_again() {
-        let mut node = last_of(&["a", "c", "b"], 2, 1);
-        let manifest = manifest(2, &["a", "b"], &["c"], 4096, digest(b"root"));
-        let key = CheckpointKey::of(&manifest);
-        let manifest = manifest.seal().expect("a sound manifest");
-        hear(&mut node, 10, "a", committed(&manifest));
+        let (mut node, key, manifest) = knowing_a_step();
         let cx = node.context_mut();
         let text = || "made to fail".to_owned();
         let missing = DurableFault::ShardMissing {
