@@ -94,6 +94,22 @@ fn it_goes_at_once_where_they_hear_of_that() {
     }
 }
 
+/// No waiting brings the nodes that would code it.
+#[test]
+fn while_they_are_gone_a_save_is_held_up_no_longer_than_it_takes_home_nodes_to_hear_of_it() {
+    for first in 1..6 {
+        let mut cluster = with_full_slots(first);
+        let (began, trainer) = (cluster.now, cluster.trainer(0));
+        let reply = cluster.ask(0, trainer, acquire_slot(STRIPES * CHUNK, 20_000));
+        assert!(
+            matches!(reply, Reply::SlotGranted { .. }),
+            "{first}: {reply:?}"
+        );
+        let waited = cluster.now - began;
+        assert!(waited < 1_000, "{first}: {waited} ms");
+    }
+}
+
 /// Whoever waited goes before it is granted the slot.
 #[test]
 fn a_step_stays_that_nobody_needs_the_slot_of_any_more() {
