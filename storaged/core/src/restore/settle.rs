@@ -6,7 +6,7 @@
 use storaged_wire::local::Rung;
 use storaged_wire::peer::{CheckpointKey, HighMark};
 use storaged_wire::plan::Source;
-use storaged_wire::{Digest, NodeName};
+use storaged_wire::{CheckpointState, Digest, NodeName};
 
 use super::opening::OpenRequest;
 use super::plan::{Asked, Older, SurveyInProgress, SurveyPurpose};
@@ -153,10 +153,24 @@ impl Context {
         plan.mark.max(self.mark_of(&plan.namespace))
     }
 
-    /// The same where restarts from it have not failed: what is offered in its place is below it.
+    /// The same without what restarts have failed from: the newest protected of the others. Where that lies on nodes that do not answer,
+    /// an older one in its place would take the job back unasked.
     pub(super) fn floor(&self, plan: &SurveyInProgress) -> Option<HighMark> {
+        let counts = |at: &HighMark| self.quarantine_of(plan, *at) == Quarantine::None;
         let bar = self.bar(plan)?;
-        (self.quarantine_of(plan, bar) == Quarantine::None).then_some(bar)
+        if counts(&bar) {
+            return Some(bar);
+        }
+        let survey = &plan.survey;
+        let is_protected = |name: &Digest| {
+            let state = survey.states.get(name);
+            state.is_some_and(|state| *state >= CheckpointState::Protected)
+        };
+        let others = survey.keys.iter().filter(|(name, _)| is_protected(name));
+        let others = others.map(|(_, key)| key.mark()).filter(counts);
+        others
+            .max()
+            .filter(|_| !planted!("floor_falls_with_a_quarantine"))
     }
 
     /// Whoever asks for a step by its number gets it, whatever came after it.

@@ -1,7 +1,7 @@
 //! Restarts that fail from a step: it is passed over for a time that doubles, then for good, by every node and by the next daemon of
 //! each; it is tried again earlier only where nothing else is left.
 
-use crate::cluster::{Cluster, Listing};
+use crate::cluster::{Cluster, Conduct, Listing, Room};
 use crate::testkit::{plan_newest, verdict_on};
 use storaged_wire::failed::{FailedRestart, FailureReport};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
@@ -146,6 +146,30 @@ fn where_nothing_else_is_left_a_step_is_tried_again_but_not_for_ever() {
     // As a load takes `NoCheckpoint` for a first start, it must not be that.
     assert_eq!(refusal.code, RefusalCode::TooManyLost, "{refusal}");
     assert!(refusal.message.contains("quarantined"), "{refusal}");
+}
+
+/// Step 3 has failed, and step 2 may be whole on the nodes that do not answer: step 1, which the tier has, is below both.
+#[test]
+fn a_step_that_failed_does_not_let_the_job_go_back_below_the_one_before() {
+    let room = Room {
+        keep_steps: 2,
+        ..Room::default()
+    };
+    let mut cluster = Cluster::start_with(4, 1, 10, Some(Conduct::default()), room);
+    cluster.save_on_all(5, DurableWish::Required);
+    (0..2).for_each(|_| cluster.save_on_all(5, DurableWish::Never));
+    said_failed(&mut cluster, 4, 3);
+    cluster.run_for(10);
+    assert_eq!(step_planned(&mut cluster, 4), 2);
+    cluster.kill(0);
+    cluster.kill(1);
+    cluster.run_for(5_000);
+    let refusal = planned(&mut cluster, 4).expect_err("step 2 may be there");
+    assert_eq!(refusal.code, RefusalCode::NewerUnreachable, "{refusal}");
+    assert!(refusal.message.contains("step 2 "), "{refusal}");
+    let judged = verdict(&mut cluster, 4);
+    assert_eq!(judged.verdict, Verdict::RestartFromDurable);
+    assert!(judged.has_reason(ReasonCode::GoesBack), "{judged:?}");
 }
 
 /// The next checkpoint of the job, in a newer run, is above all that.
