@@ -284,7 +284,8 @@ impl Sessions {
             Ok(tally) => {
                 // What nobody waited for was perhaps held back beside a save: that says nothing of how long a reader would wait.
                 if joined.derived.shape.is_none() || joined.urgency == Urgency::Awaited {
-                    cx.rates.session(&tally, cx.now);
+                    let sinks = joined.derived.sinks.len();
+                    cx.rates.session(&tally, sinks, cx.now);
                 }
                 let tally = tally.said();
                 joined.phase = MemberPhase::Finished(tally.clone());

@@ -2,11 +2,10 @@
 //! a verdict says what can be had all the same, that it goes back, and for whom it would be worth to wait.
 
 use storaged_wire::peer::{CheckpointKey, HighMark};
-use storaged_wire::plan::{PassedOverCause, RestorePlan, Source, Unrestorable};
+use storaged_wire::plan::{PassedOverCause, RestorePlan, ShardSource, Source, Unrestorable};
 use storaged_wire::verdict::{ExpectedTime, Reason, ReasonCode, RestartVerdict, Verdict};
 use storaged_wire::{Manifest, NodeName, Refusal};
 
-use super::expected::is_in_place;
 use super::offer::{Hidden, Newest, key_of, listed};
 use super::plan::{SurveyInProgress, TierListing};
 use super::waiting::HadNow;
@@ -222,6 +221,12 @@ impl Context {
             }
         }
     }
+}
+
+/// Whether a shard is at the node that sealed it.
+fn is_in_place(manifest: &Manifest, shard: &ShardSource, at: &NodeName) -> bool {
+    let entry = manifest.shard(shard.rank);
+    entry.is_some_and(|entry| entry.node == *at)
 }
 
 fn silence(silent: &[NodeName]) -> Reason {
