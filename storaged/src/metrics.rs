@@ -28,6 +28,9 @@ const ABANDONED: &str = "abandoned";
 /// How requests of HyperPod's clients end.
 const HYPERPOD_KINDS: [&str; 3] = ["ok", "refused", "failed"];
 
+/// Why a listing of the durable tier leaves a checkpoint out.
+const REFUSED_KINDS: [&str; 4] = ["forged", "without_mac", "unchecked", "missing"];
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StateLabel {
     state: String,
@@ -65,7 +68,7 @@ fn purpose_label(purpose: SessionPurpose) -> KindLabel {
         SessionPurpose::Encode => "encode",
         SessionPurpose::Repair => "repair",
     };
-    KindLabel { kind: kind.into() }
+    kind_label(kind)
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -291,14 +294,16 @@ impl Metrics {
             drop(self.states.get_or_create(&state_label(state)));
         }
         for kind in Kind::ALL {
-            drop(self.trickle_records.get_or_create(&kind_label(kind)));
+            drop(self.trickle_records.get_or_create(&kind_label(kind.name())));
         }
         for purpose in [SessionPurpose::Encode, SessionPurpose::Repair] {
             drop(self.encode_received.get_or_create(&purpose_label(purpose)));
         }
         for kind in HYPERPOD_KINDS {
-            let kind = kind.into();
-            drop(self.hyperpod_requests.get_or_create(&KindLabel { kind }));
+            drop(self.hyperpod_requests.get_or_create(&kind_label(kind)));
+        }
+        for kind in REFUSED_KINDS {
+            drop(self.trickle_refused.get_or_create(&kind_label(kind)));
         }
     }
 
@@ -372,18 +377,16 @@ impl Metrics {
 
     /// A listing of the durable tier left these out.
     pub fn observe_set_aside(&self, set_aside: &[SetAside]) {
+        let [forged, without_mac, unchecked, missing] = REFUSED_KINDS;
         for one in set_aside {
             let kind = match one.cause {
                 SetAsideCause::Quarantined | SetAsideCause::Unusable => continue,
-                SetAsideCause::Forged => "forged",
-                SetAsideCause::WithoutMac => "without_mac",
-                SetAsideCause::Unchecked => "unchecked",
-                SetAsideCause::Missing => "missing",
+                SetAsideCause::Forged => forged,
+                SetAsideCause::WithoutMac => without_mac,
+                SetAsideCause::Unchecked => unchecked,
+                SetAsideCause::Missing => missing,
             };
-            let kind = kind.to_owned();
-            self.trickle_refused
-                .get_or_create(&KindLabel { kind })
-                .inc();
+            self.trickle_refused.get_or_create(&kind_label(kind)).inc();
         }
     }
 
@@ -553,7 +556,7 @@ impl Metrics {
         self.trickle_increments.inc();
         for (kind, tally) in &increment.tallies {
             self.trickle_records
-                .get_or_create(&kind_label(*kind))
+                .get_or_create(&kind_label(kind.name()))
                 .inc_by(tally.chunks);
             self.trickle_expected_bytes
                 .inc_by(tally.expected.bytes as u64);
@@ -587,9 +590,8 @@ impl Metrics {
             400..500 => refused,
             500.. => failed,
         };
-        let kind = kind.into();
         self.hyperpod_requests
-            .get_or_create(&KindLabel { kind })
+            .get_or_create(&kind_label(kind))
             .inc();
     }
 
@@ -683,8 +685,8 @@ fn state_label(state: &str) -> StateLabel {
     StateLabel { state }
 }
 
-fn kind_label(kind: Kind) -> KindLabel {
-    let kind = kind.name().into();
+fn kind_label(kind: &str) -> KindLabel {
+    let kind = kind.into();
     KindLabel { kind }
 }
 
