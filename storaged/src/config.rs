@@ -226,7 +226,7 @@ pub struct TrickleSection {
     pub every: u64,
     /// Bytes of an upload's part.
     pub part: ByteSize,
-    /// Memory for parts on their way there, and half as much for reads.
+    /// Memory for parts on their way there, and two fifths as much for reads.
     pub in_flight: ByteSize,
     /// Bytes per second of this node's uploads; by default no limit.
     pub rate: Option<ByteSize>,

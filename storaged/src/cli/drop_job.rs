@@ -23,7 +23,7 @@ pub struct DropArgs {
     /// Longest wait for nodes, in seconds
     #[arg(long, default_value_t = 30)]
     timeout: u32,
-    /// Also if it has trainers: they go on, and save again
+    /// Also if it has trainers, which go on and save again, or pinned steps
     #[arg(long)]
     force: bool,
     #[command(flatten)]

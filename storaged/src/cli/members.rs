@@ -44,7 +44,7 @@ pub enum NodeCommand {
     Uncordon(NodeArgs),
     /// Make the groups anew by the failure domains that nodes have now; what changes its group is coded whole once
     Regroup(RegistryArgs),
-    /// Say how many places there are to be; they are given out when as many nodes have come
+    /// Say how many places there are to be; machines that come get them once there are as many, or no other has come for 15 s
     Resize(ResizeArgs),
 }
 

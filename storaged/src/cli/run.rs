@@ -28,7 +28,7 @@ const ONE_SIGNAL: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "Without --config: one node without peers, its socket at /run/storaged/storaged.sock, metrics at\nhttp://127.0.0.1:9301/metrics, RAM for checkpoints up to half of this machine's. SIGTERM or SIGINT stops it\nonce it has finished what only it can (uploads, coding), within node.leave_within; a second one at once. SIGHUP reads the\nconfiguration and the certificates again; links and RAM stay. SIGUSR2 ends the daemon at once and starts it again, from a\nbinary that was replaced too, with its descriptors kept. SIGUSR1 ends daemon and keeper at once where --holder has all of\ntheir memory, and nobody where it does not (`storaged hand-over`)."
+    after_help = "Without --config: one node without peers, its socket at /run/storaged/storaged.sock, metrics at\nhttp://127.0.0.1:9301/metrics, RAM for checkpoints up to half of this machine's. SIGTERM or SIGINT stops it\nonce it has finished what only it can (uploads, coding), within node.leave_within; a second one at once. SIGHUP reads the\nconfiguration and the certificates again; links and RAM stay. SIGUSR2 ends the daemon at once and starts it again, from a\nbinary that was replaced too, with its descriptors kept. SIGUSR1 ends daemon and keeper at once where --holder has all of\ntheir memory; where it does not, the daemon goes on or is started again (`storaged hand-over`)."
 )]
 pub struct RunArgs {
     /// Configuration file (TOML); see docs/operate/config.md
