@@ -9,7 +9,8 @@
 #
 # STORAGED_NAMESPACE must be the same at each start; by default it is made of the job's number, which a requeue keeps, as in
 # task_prolog.sh. Beside it:
-#   STORAGED_WAIT_S        how long to wait here for nodes that would bring a newer step (300)
+#   STORAGED_WAIT_S        how long to wait here for nodes that would bring a newer step, and where there is none to start from for
+#                          whoever does not answer: nodes, the durable tier, the daemon (300)
 #   STORAGED_STARTS_MAX    starts in one allocation, while only processes die (3)
 #   STORAGED_REQUEUES_MAX  after so many requeues the job fails (5); those at the end of its time do not end it, but count
 #   STORAGED_ALLOW_OLDER   1 takes a step behind one that was protected; the training script must allow it too
@@ -51,8 +52,17 @@ verdict() {
 # "run R step S" of what a start would get, empty if there is nothing.
 offered() { sed -n 's/^\(run [^ ]* step [0-9]*\) .*/\1/p' <<<"$text"; }
 
+has_reason() { grep -qE "^because: .* \(($1)\)\$" <<<"$text"; }
+
 # A step behind one that was protected, or that may be: a load refuses it unless it may go back.
-is_refused() { [[ "${STORAGED_ALLOW_OLDER:-0}" != 1 ]] && grep -qE '\((goes-back|too-few-answered)\)$' <<<"$text"; }
+is_refused() { [[ "${STORAGED_ALLOW_OLDER:-0}" != 1 ]] && has_reason 'goes-back|too-few-answered'; }
+
+# Nodes that are away would bring another step than the one that is offered. For the same one from nearer a job would stand still for nothing.
+is_newer_away() {
+    local gained
+    gained="$(sed -n 's/^waiting would gain step \([0-9]*\) of run \([^ ]*\) .*/run \2 step \1/p' <<<"$text")"
+    grep -qvxF -e "" -e "$(offered)" <<<"$gained"
+}
 
 back_into_the_queue() {
     say "requeue: $1"
@@ -88,20 +98,31 @@ heed() {
     esac
 }
 
+# Whom to wait for; nothing if the verdict stands. torchrun's backend decides likewise (_why_wait).
+worth_waiting_for() {
+    if is_newer_away; then
+        echo "a node"
+    # While it is upgraded, say, all requeues would be used up, each of them at once, and the job would be over.
+    elif ((code == 1)); then
+        echo "the daemon"
+    # There is nothing to start from, and who is silent may have something: requeues would be used up here too.
+    elif { ((code == 12)) || is_refused; } && has_reason 'nodes-silent|too-few-answered|durable-unreadable'; then
+        echo "nodes or a durable tier that have not answered"
+    fi
+}
+
 # The verdict to act on: at once, or when waiting gains nothing more.
 decide() {
-    local end=$((SECONDS + ${STORAGED_WAIT_S:-300}))
+    local whom end=$((SECONDS + ${STORAGED_WAIT_S:-300}))
     while true; do
         code=0
         verdict || code=$?
         heed 143
-        # With another verdict of 0 or 10 a node would only bring the same step faster.
-        if ((SECONDS >= end)) || ! grep -q '^waiting would gain' <<<"$text"; then
-            return
-        elif ((code != 11 && code != 12)) && ! is_refused; then
+        whom="$(worth_waiting_for)"
+        if ((SECONDS >= end)) || [[ -z "$whom" ]]; then
             return
         fi
-        say "waiting $((end - SECONDS)) s more for a node"
+        say "waiting $((end - SECONDS)) s more for $whom"
         sleep "${STORAGED_SLEEP_S:-10}"
         heed 143
     done

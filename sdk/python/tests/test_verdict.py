@@ -228,3 +228,89 @@ def test_a_slurm_job_says_how_a_step_that_is_passed_over_for_good_is_offered_aga
     code, asked, text = slurm(SimpleNamespace(socket=tmp_path / "none"), tmp_path, ["false"], STORAGED_BIN=str(fake))
     assert (code, asked) == (0, ["requeue 77"]), text
     assert "'storaged plan job --lift 160'" in text and "--lift 150" not in text, text
+
+
+class Says:
+    """A storaged that says these verdicts one after the other, the last of them again and again, and notes what else it is asked."""
+
+    def __init__(self, tmp_path, *said):
+        self.folder = tmp_path / "says"
+        self.folder.mkdir()
+        for number, (code, text) in enumerate(said):
+            (self.folder / f"{number}").write_text(text)
+            (self.folder / f"{number}.code").write_text(str(code))
+        self.bin = self.folder / "storaged"
+        self.bin.write_text(
+            f"""#!/bin/sh
+cd {self.folder} && echo "$*" >> calls
+case "$*" in *--verdict*) ;; *) exit 0 ;; esac
+number=$(($(grep -c verdict calls) - 1))
+[ -e $number ] || number={len(said) - 1}
+cat $number
+exit $(cat $number.code)
+"""
+        )
+        self.bin.chmod(0o755)
+
+    def calls(self, word):
+        return [line for line in (self.folder / "calls").read_text().splitlines() if word in line]
+
+    def job(self, tmp_path, *command, **extra):
+        """The script's exit code, what it asks of scontrol and its log."""
+        nowhere = SimpleNamespace(socket=tmp_path / "none")
+        settings = {"STORAGED_BIN": str(self.bin), "STORAGED_WAIT_S": "60", "STORAGED_SLEEP_S": "0.1"}
+        return slurm(nowhere, tmp_path, command or ["true"], **settings | extra)
+
+
+def step_of(code, step, *reasons, gain=None):
+    text = f"job: as the code says\nrun 7-00f step {step} (protected, 2 ranks), expected 3 ms\n"
+    text += "".join(f"because: it is so ({reason})\n" for reason in reasons)
+    return code, text + (f"waiting would gain step {gain} of run 7-00f (recover) if n3 returns, RAM intact\n" if gain else "")
+
+
+def nothing(*reasons):
+    return 12, "job: impossible\n" + "".join(f"because: it is so ({reason})\n" for reason in reasons)
+
+
+GOOD = step_of(0, 160, "all-in-place")
+NO_DAEMON = (1, "")
+
+
+@pytest.mark.parametrize("code", [0, 10, 11])
+def test_a_slurm_job_waits_for_a_newer_step_and_not_for_the_same_one(tmp_path, code):
+    """150 is protected and 160 committed, but not coded yet, when n3 is cut off: a load would take 150."""
+    older = step_of(code, 150, "nodes-silent", gain=160)
+    (tmp_path / "first").mkdir()
+    says = Says(tmp_path / "first", older, older, GOOD)
+    said = says.job(tmp_path)
+    assert said[:2] == (0, []) and len(says.calls("--verdict")) == 3 and "more for a node" in said[2], said
+
+    says = Says(tmp_path, older)
+    said = says.job(tmp_path, STORAGED_WAIT_S="2")
+    assert said[:2] == (0, []) and len(says.calls("--verdict")) > 2, "within its limit, and then from what there is"
+
+    (tmp_path / "same").mkdir()
+    says = Says(tmp_path / "same", step_of(code, 160, "nodes-silent", gain=160), GOOD)
+    assert says.job(tmp_path)[:2] == (0, []) and len(says.calls("--verdict")) == 1
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [NO_DAEMON, *(nothing("nothing-restorable", reason) for reason in ("nodes-silent", "too-few-answered", "durable-unreadable"))],
+    ids=["no-daemon", "nodes-silent", "too-few-answered", "durable-unreadable"],
+)
+def test_a_slurm_job_is_not_requeued_for_who_is_away_for_a_moment(tmp_path, silent):
+    """Five of these requeues and the job is over."""
+    says = Says(tmp_path, silent, silent, GOOD)
+    said = says.job(tmp_path, SLURM_RESTART_COUNT="5")
+    assert said[:2] == (0, []) and len(says.calls("--verdict")) == 3, said
+
+
+def test_a_slurm_job_that_nobody_helps_is_requeued_at_once(tmp_path):
+    says = Says(tmp_path, nothing("nothing-restorable"), GOOD)
+    assert says.job(tmp_path)[:2] == (0, ["requeue 77"]) and len(says.calls("--verdict")) == 1
+
+
+def test_a_slurm_job_waits_where_a_step_that_loads_refuse_is_all_while_nodes_are_silent(tmp_path):
+    says = Says(tmp_path, step_of(10, 160, "too-few-answered", "nodes-silent"), GOOD)
+    assert says.job(tmp_path)[:2] == (0, []) and len(says.calls("--verdict")) == 2
