@@ -9,8 +9,8 @@
 #
 # STORAGED_NAMESPACE must be the same at each start; by default it is made of the job's number, which a requeue keeps, as in
 # task_prolog.sh. Beside it:
-#   STORAGED_WAIT_S        how long to wait here for nodes that would bring a newer step, and where there is none to start from for
-#                          whoever does not answer: nodes, the durable tier, the daemon (300)
+#   STORAGED_WAIT_S        how long to wait here for nodes that would bring a newer step, and where there is none to start from, or one that
+#                          starts fail from, for whoever does not answer: nodes, the durable tier, the daemon (300)
 #   STORAGED_STARTS_MAX    starts in one allocation, while only processes die (3)
 #   STORAGED_REQUEUES_MAX  after so many requeues the job fails (5); those at the end of its time do not end it, but count
 #   STORAGED_ALLOW_OLDER   1 takes a step behind one that was protected; the training script must allow it too
@@ -105,8 +105,9 @@ worth_waiting_for() {
     # While it is upgraded, say, all requeues would be used up, each of them at once, and the job would be over.
     elif ((code == 1)); then
         echo "the daemon"
-    # There is nothing to start from, and who is silent may have something: requeues would be used up here too.
-    elif { ((code == 12)) || is_refused; } && has_reason 'nodes-silent|too-few-answered|durable-unreadable'; then
+    # There is nothing to start from, or only a step that starts fail from, and who is silent may have a good one: requeues would be used
+    # up here too, or a start.
+    elif { ((code == 12)) || is_refused || has_reason last-resort; } && has_reason 'nodes-silent|too-few-answered|durable-unreadable'; then
         echo "nodes or a durable tier that have not answered"
     fi
 }

@@ -314,3 +314,12 @@ def test_a_slurm_job_that_nobody_helps_is_requeued_at_once(tmp_path):
 def test_a_slurm_job_waits_where_a_step_that_loads_refuse_is_all_while_nodes_are_silent(tmp_path):
     says = Says(tmp_path, step_of(10, 160, "too-few-answered", "nodes-silent"), GOOD)
     assert says.job(tmp_path)[:2] == (0, []) and len(says.calls("--verdict")) == 2
+
+
+@pytest.mark.parametrize("silent", ["nodes-silent", "durable-unreadable"])
+@pytest.mark.parametrize("code", [0, 10])
+def test_a_slurm_job_starts_from_a_last_resort_only_where_nobody_is_silent(tmp_path, code, silent):
+    """A tier that is away for a minute may hold a good older step."""
+    says = Says(tmp_path, step_of(code, 160, "all-in-place", "last-resort", silent), step_of(code, 160, "last-resort"), GOOD)
+    said = says.job(tmp_path)
+    assert said[:2] == (0, []) and len(says.calls("--verdict")) == 2, said
