@@ -14,8 +14,9 @@
 #   STORAGED_STARTS_MAX    starts in one allocation, while only processes die (3)
 #   STORAGED_REQUEUES_MAX  after so many requeues the job fails (5); those at the end of its time do not end it, but count
 #   STORAGED_ALLOW_OLDER   1 takes a step behind one that was protected; the training script must allow it too
-# A start that fails and has saved nothing newer is counted against its step: the next one gets another step, if there is one. A step that is passed over
-# for good is offered again by `storaged plan JOB --lift STEP`, as this script says then.
+# A start that fails and has saved nothing newer is counted against its step, unless loads refuse that step by then, as where nodes are
+# silent: the next one gets another step, if there is one. A step that is passed over for good is offered again by
+# `storaged plan JOB --lift STEP`, as this script says then.
 #
 # SIGUSR1 says that the job's time is nearly over. The tasks get SIGTERM, save once more and end, and the job goes back into the queue. It
 # must reach this process: `exec`, and B: in --signal. SIGTERM is Slurm's own, when the job is cancelled: nothing is started any more.
@@ -159,7 +160,9 @@ for ((starts = 0; starts < ${STORAGED_STARTS_MAX:-3}; starts++)); do
     say "start $((starts + 1)) ended with $ended"
     verdict || true
     heed "$ended"
-    if [[ -n "$before" && "$(offered)" == "$before" ]]; then
+    # If loads refuse the step now torchrun may have refused the start, before any worker has run, or has lost workers with their node:
+    # counted thrice for nodes that fall silent, a good step would be passed over for good.
+    if [[ -n "$before" && "$(offered)" == "$before" ]] && ! is_refused; then
         read -r _ run _ step <<<"$before"
         "$storaged" plan "$STORAGED_NAMESPACE" --failed "$step" --run "$run" >&2 || true
     fi

@@ -323,3 +323,13 @@ def test_a_slurm_job_starts_from_a_last_resort_only_where_nobody_is_silent(tmp_p
     says = Says(tmp_path, step_of(code, 160, "all-in-place", "last-resort", silent), step_of(code, 160, "last-resort"), GOOD)
     said = says.job(tmp_path)
     assert said[:2] == (0, []) and len(says.calls("--verdict")) == 2, said
+
+
+@pytest.mark.parametrize("after", [["all-in-place"], ["all-in-place", "too-few-answered", "nodes-silent"], ["shards-elsewhere", "goes-back"]])
+def test_a_slurm_start_counts_against_its_step_only_if_workers_may_have_run(tmp_path, after):
+    """Where nodes fall silent before it torchrun refuses to start any, and ends with 1."""
+    says = Says(tmp_path, GOOD, step_of(0, 160, *after))
+    code, asked, text = says.job(tmp_path, "false", STORAGED_STARTS_MAX="1")
+    assert (code, asked) == (0, ["requeue 77"]), text
+    counted = says.calls("--failed")
+    assert counted == (["plan job --failed 160 --run 7-00f"] if len(after) == 1 else []), text
