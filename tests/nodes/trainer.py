@@ -2,6 +2,8 @@
 
     trainer.py open NAMESPACE                              prints a run
     trainer.py save NAMESPACE RUN RANK RANKS STEP STATE    ends once the step is in that state
+    trainer.py train NAMESPACE RUN RANK RANKS              saves each step that a line of its input names until it is protected, over one
+                                                           connection; says `saved STEP`, or the error
     trainer.py load NAMESPACE RANK                         reads the newest step, and prints JSON: step, rung, wrong bytes
     trainer.py rot PID STEP RANK                           changes a byte of the slot that holds it, behind the daemon's back
 
@@ -16,7 +18,7 @@ import os
 import sys
 from pathlib import Path
 
-from storaged import _native
+from storaged import StoragedError, _native
 
 BYTES = 3_000_001
 #: How long each of its requests may take; WAIT_MS says another time.
@@ -28,14 +30,30 @@ def content(step: int, rank: int) -> bytes:
 
 
 def save(socket: str, namespace: str, token: bytes, run: str, rank: int, ranks: int, step: int, state: str) -> None:
-    trainer = _native.Trainer(socket, namespace, token, run, rank, ranks)
+    stage(_native.Trainer(socket, namespace, token, run, rank, ranks), rank, step)
+    _native.Client(socket, namespace, token).wait(run, step, state, WAIT_MS)
+
+
+def stage(trainer: _native.Trainer, rank: int, step: int) -> None:
     shard = content(step, rank)
     slot = trainer.acquire(len(shard), WAIT_MS)
     slot.write(0, shard)
     trainer.seal(slot, step, len(shard))
     if rank == 0:
         trainer.commit(step, b"", b"", "policy", WAIT_MS)
-    _native.Client(socket, namespace, token).wait(run, step, state, WAIT_MS)
+
+
+def train(socket: str, namespace: str, token: bytes, run: str, rank: int, ranks: int) -> None:
+    trainer, client = _native.Trainer(socket, namespace, token, run, rank, ranks), _native.Client(socket, namespace, token)
+    for line in sys.stdin:
+        step = int(line)
+        try:
+            stage(trainer, rank, step)
+            client.wait(run, step, "protected", WAIT_MS)
+        except StoragedError as error:
+            print(f"{type(error).__name__}: {error}", flush=True)
+        else:
+            print(f"saved {step}", flush=True)
 
 
 def load(socket: str, namespace: str, token: bytes, rank: int) -> dict:
@@ -71,6 +89,8 @@ def main() -> int:
         print(_native.Client(socket, namespace, token).open_run(WAIT_MS))
     elif verb == "save":
         save(socket, namespace, token, rest[0], *map(int, rest[1:4]), rest[4])
+    elif verb == "train":
+        train(socket, namespace, token, rest[0], *map(int, rest[1:3]))
     else:
         print(json.dumps(load(socket, namespace, token, int(rest[0]))))
     return 0
