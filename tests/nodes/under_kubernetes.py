@@ -417,8 +417,8 @@ class Kubernetes:
     def _saves_while(self, what) -> tuple[list[float], list[str]]:
         """Saves without a pause until it has ended: the seconds of those that were protected, of which the newest is the last one, and the others' errors.
 
-        A rank's process keeps its connection, as trainers do, and each request waits for a minute, as the SDK's do by default. How long a pod is away is
-        the kubelet's: of 1.20 mostly 3 to 11 s, at times 60.
+        A rank's process keeps its connection, as trainers do, and each request waits for a minute, as the SDK's do by default: of that 5 s for a daemon
+        that has gone. How long a pod is away is the kubelet's: of 1.20 mostly 3 to 11 s, at times 60.
         """
         took, failed = [], []
         with contextlib.ExitStack() as running, concurrent.futures.ThreadPoolExecutor(1) as pool:
