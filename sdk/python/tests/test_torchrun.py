@@ -189,6 +189,18 @@ def test_what_would_be_refused_is_asked_again_while_somebody_is_silent(monkeypat
     assert isinstance(nodes.run()[0], errors.RestartRefused) and nodes.asked == [1], nodes.outcomes
 
 
+@pytest.mark.parametrize("code", ["nodes-silent", "durable-unreadable"])
+def test_a_step_that_has_failed_is_the_last_resort_only_once_all_were_heard(monkeypatch, code):
+    failed = Reason("last-resort", "nothing but step 10 is restorable, and restarts from it have failed before")
+    doubtful = found(Decision.RECOVER, 10, failed, Reason(code, "somebody has not answered"))
+    nodes = Nodes(monkeypatch, [doubtful, doubtful, RECOVER], settings=Settings(300, 5, False))
+    assert [one.step for one in nodes.run()] == [20] and nodes.asked == [3], nodes.outcomes
+    nodes = Nodes(monkeypatch, [doubtful])
+    assert [one.step for one in nodes.run()] == [10] and nodes.asked == [1], nodes.outcomes
+    nodes = Nodes(monkeypatch, [found(Decision.RECOVER, 10, failed), RECOVER], settings=Settings(300, 5, False))
+    assert [one.step for one in nodes.run()] == [10] and nodes.asked == [1], nodes.outcomes
+
+
 def test_a_daemon_that_goes_while_a_node_is_waited_for_ends_the_wait(monkeypatch):
     nodes = Nodes(monkeypatch, [found(Decision.RECOVER, 10, gains=[20]), AWAY], [RECOVER], settings=Settings(300, 5, False))
     assert [one.step for one in nodes.run()] == [20, 20] and nodes.asked == [2, 1], nodes.outcomes

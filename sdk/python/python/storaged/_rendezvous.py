@@ -177,10 +177,10 @@ class VerdictRendezvous(RendezvousHandler):
                 log.warning("step %d is passed over for good: mend the fault, then `storaged plan %s --lift %d`", failed.step, namespace, failed.step)
 
     def _why_wait(self, found: RestartVerdict) -> str | None:
-        """What may become better by itself: a newer step, or a start at all."""
+        """What may become better by itself: a newer step, one that restarts have not failed from, or a start at all."""
         if found.newer_if_waited:
             return found.newer_if_waited[0].text
-        if found.may_start(allow_older=self._settings.allow_older):
+        if found.may_start(allow_older=self._settings.allow_older) and not found.has_reason("last-resort"):
             return None
         silent = (reason.text for reason in found.reasons if reason.code in ("nodes-silent", "too-few-answered", "durable-unreadable"))
         return next(silent, None)
