@@ -5,6 +5,7 @@
 On each node, in place of torchrun. It logs the verdict, waits for nodes whose return would bring a newer step, and starts; where nothing
 that was saved can be had, or only a step that is older than a load takes by itself, it does not start and exits with the verdict's code
 (`storaged plan --help`). A start that fails without a newer step counts against the step that it began from: the next start gets another.
+Where the daemon does not answer it starts without a verdict once --wait is over: loads refuse by themselves what they must.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import sys
 import time
 
 import storaged
+from storaged.errors import InvalidArgument, StoragedError
 
 logging.basicConfig(level=logging.INFO, format="%(asctime)s launcher: %(message)s", stream=sys.stderr)
 log = logging.getLogger("launcher")
@@ -36,21 +38,30 @@ def arguments():
 
 
 def decided(options):
-    """The verdict to act on: at once, or when waiting gains nothing more."""
+    """The verdict to act on: at once, or when waiting gains nothing more. None if no daemon has answered by then."""
     until = time.monotonic() + options.wait
     while True:
-        verdict = storaged.verdict(options.namespace, timeout=options.timeout)
-        log.info("%s", verdict)
-        gains = verdict.newer_if_waited
-        if not gains or time.monotonic() >= until:
+        try:
+            verdict = storaged.verdict(options.namespace, timeout=options.timeout)
+        except InvalidArgument:
+            raise
+        except StoragedError as error:
+            verdict, why = None, f"no verdict: {error}"
+        else:
+            log.info("%s", verdict)
+            why = verdict.newer_if_waited[0].text if verdict.newer_if_waited else None
+        left = until - time.monotonic()
+        if why is None or left <= 0:
+            if verdict is None:
+                log.warning("starting without a verdict: %s", why)
             return verdict
-        log.info("waiting up to %.0f s more: %s", until - time.monotonic(), gains[0].text)
-        time.sleep(ASK_AGAIN_S)
+        log.info("waiting up to %.0f s more: %s", left, why)
+        time.sleep(min(ASK_AGAIN_S, left))
 
 
 def run(verdict, options):
     """torchrun's exit code. A signal to this process goes to it; it ends its ranks."""
-    environment = os.environ | ({"TRAIN_ALLOW_OLDER": "1"} if verdict.needs_allow_older else {})
+    environment = os.environ | ({"TRAIN_ALLOW_OLDER": "1"} if verdict is not None and verdict.needs_allow_older else {})
     # Restarts inside of torchrun would ask nobody.
     command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "0", *options.torchrun]
     child = subprocess.Popen(command, env=environment)
@@ -68,11 +79,17 @@ def run(verdict, options):
 
 def note_failure(began, options):
     """Says that the step failed, unless the job has saved a newer one since: then it got somewhere."""
-    if began.plan is None:
+    if began is None or began.plan is None:
         return
-    now = storaged.verdict(options.namespace, timeout=options.timeout)
-    if now.plan is not None and (now.plan.run, now.plan.step) == (began.plan.run, began.plan.step):
-        failed = storaged.restart_failed(began.plan.step, options.namespace, run=began.plan.run, timeout=options.timeout)
+    plan = began.plan
+    try:
+        now = storaged.verdict(options.namespace, timeout=options.timeout)
+        if now.plan is None or (now.plan.run, now.plan.step) != (plan.run, plan.step):
+            return
+        failed = storaged.restart_failed(plan.step, options.namespace, run=plan.run, timeout=options.timeout)
+    except StoragedError as error:
+        log.warning("the failed start from step %d could not be counted: %s", plan.step, error)
+    else:
         log.warning("a restart from step %d has failed, %d by now: the next one gets another step if there is one", failed.step, failed.times)
 
 
@@ -81,7 +98,7 @@ def main():
     code = 1
     for start in range(options.restarts + 1):
         verdict = decided(options)
-        if not verdict.may_start(allow_older=options.allow_older):
+        if verdict is not None and not verdict.may_start(allow_older=options.allow_older):
             log.error("not started: %s", verdict.decision.value)
             return verdict.exit_code
         code, was_told = run(verdict, options)

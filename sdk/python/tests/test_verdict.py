@@ -166,6 +166,34 @@ def test_torchrun_waits_for_the_node_that_brings_the_step(nodes, tmp_path):
     assert launcher.returncode == 0 and starts(tmp_path) == ["20"], text
 
 
+# Its first start ends the daemon and fails.
+ENDS_DAEMON = """
+import os, sys
+with open(os.environ["TRAIN_LOG"], "a") as out:
+    print(os.getpid(), None, file=out)
+if len(open(os.environ["TRAIN_LOG"]).readlines()) == 1:
+    os.kill(int(os.environ["DAEMON"]), 9)
+    sys.exit(9)
+"""
+
+
+def launched(daemon, tmp_path, script, *arguments):
+    """The launcher with a script that saves and loads nothing, from step 10 on."""
+    daemon.newest_state = "committed"
+    saved_by_one(daemon, 10)
+    settings = environment(daemon, tmp_path, DAEMON=str(daemon.process.pid))
+    (tmp_path / "train.py").write_text(script)
+    command = [sys.executable, str(LAUNCHER), "--timeout", "5", *arguments, "--", "--standalone", "--nproc-per-node", "1", str(tmp_path / "train.py")]
+    return subprocess.Popen(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_torchrun_is_started_without_a_verdict_where_the_daemon_is_away(daemons, tmp_path):
+    launcher = launched(daemons(ON_REQUEST), tmp_path, ENDS_DAEMON, "--restarts", "1", "--wait", "1")
+    text = launcher.communicate(timeout=300)[0]
+    assert launcher.returncode == 0 and len(starts(tmp_path)) == 2, text
+    assert "could not be counted" in text and "waiting up to 1 s more: no verdict" in text and "starting without a verdict" in text, text
+
+
 def slurm(daemon, tmp_path, command, **extra):
     """The script of deploy/, with a scontrol that notes what it is asked."""
     scontrol = tmp_path / "scontrol"
