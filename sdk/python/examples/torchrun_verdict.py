@@ -24,17 +24,28 @@ log = logging.getLogger("launcher")
 
 # Between questions while a node is waited for; each of them waits for nodes that are silent too.
 ASK_AGAIN_S = 5
+# Reasons that go when nodes or the durable tier answer.
+UNHEARD = ("nodes-silent", "too-few-answered", "durable-unreadable")
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--namespace", default=os.environ.get("STORAGED_NAMESPACE"))
     parser.add_argument("--restarts", type=int, default=3, help="starts after the first one")
-    parser.add_argument("--wait", type=float, default=0, help="seconds to wait for nodes that would bring a newer step")
+    parser.add_argument("--wait", type=float, default=0, help="seconds to wait for what is silent and may bring a better step")
     parser.add_argument("--timeout", type=float, default=20, help="seconds that one verdict may take")
     parser.add_argument("--allow-older", action="store_true", help="start from a step behind one that was protected; TRAIN_ALLOW_OLDER=1 tells the script")
     parser.add_argument("torchrun", nargs="+", help="what torchrun gets, after --")
     return parser.parse_args()
+
+
+def why_wait(verdict, options):
+    """What may become better by itself: a newer step, one that restarts have not failed from, or a start at all."""
+    if verdict.newer_if_waited:
+        return verdict.newer_if_waited[0].text
+    if verdict.may_start(allow_older=options.allow_older) and not verdict.has_reason("last-resort"):
+        return None
+    return next((reason.text for reason in verdict.reasons if reason.code in UNHEARD), None)
 
 
 def decided(options):
@@ -49,7 +60,7 @@ def decided(options):
             verdict, why = None, f"no verdict: {error}"
         else:
             log.info("%s", verdict)
-            why = verdict.newer_if_waited[0].text if verdict.newer_if_waited else None
+            why = why_wait(verdict, options)
         left = until - time.monotonic()
         if why is None or left <= 0:
             if verdict is None:

@@ -1,15 +1,19 @@
 """The verdict on a restart: its types, and the launchers that act on it, with real daemons, torchrun and the scripts as they are."""
 
+import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 import storaged
 from daemon import HERE, ON_REQUEST, PACKAGE, ROOT, executable, saved_by_one, saved_by_two
 from storaged import Decision, errors
+from storaged._verdict import Reason, RestartPlan, RestartVerdict
 
 LAUNCHER = HERE.parent / "examples" / "torchrun_verdict.py"
 SLURM = ROOT / "deploy/slurm/restart.sh"
@@ -192,6 +196,34 @@ def test_torchrun_is_started_without_a_verdict_where_the_daemon_is_away(daemons,
     text = launcher.communicate(timeout=300)[0]
     assert launcher.returncode == 0 and len(starts(tmp_path)) == 2, text
     assert "could not be counted" in text and "waiting up to 1 s more: no verdict" in text and "starting without a verdict" in text, text
+
+
+@pytest.fixture
+def launcher(monkeypatch):
+    """The launcher as a module."""
+    spec = importlib.util.spec_from_file_location("torchrun_verdict", LAUNCHER)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ASK_AGAIN_S", 0.01)
+    return module
+
+
+@pytest.mark.parametrize("code", ["nodes-silent", "durable-unreadable"])
+def test_the_last_resort_is_taken_only_once_all_were_heard(monkeypatch, launcher, code):
+    def found(step, *codes):
+        plan = RestartPlan("1-a", step, "digest", 2, "protected", 10, ())
+        return RestartVerdict("job", Decision.RECOVER, 10, tuple(Reason(one, one) for one in codes), plan, (), None, (), ())
+
+    said = []
+    monkeypatch.setattr(storaged, "verdict", lambda *_, timeout: said.pop(0))
+    options = SimpleNamespace(namespace="job", timeout=5, wait=300, allow_older=False)
+    for wait, verdicts, step in [
+        (300, [found(10, "last-resort", code), found(10, "last-resort", code), found(20)], 20),
+        (0, [found(10, "last-resort", code)], 10),
+        (300, [found(10, "last-resort")], 10),
+    ]:
+        said, options.wait = verdicts, wait
+        assert launcher.decided(options).plan.step == step and not said, (wait, said)
 
 
 def slurm(daemon, tmp_path, command, **extra):
