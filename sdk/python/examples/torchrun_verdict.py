@@ -26,6 +26,10 @@ log = logging.getLogger("launcher")
 ASK_AGAIN_S = 5
 # Reasons that go when nodes or the durable tier answer.
 UNHEARD = ("nodes-silent", "too-few-answered", "durable-unreadable")
+# Between looks at the signals that have come.
+LOOK_EVERY_S = 0.2
+# Signals that end the job: nothing is started after the first one.
+told = []
 
 
 def arguments():
@@ -49,9 +53,9 @@ def why_wait(verdict, options):
 
 
 def decided(options):
-    """The verdict to act on: at once, or when waiting gains nothing more. None if no daemon has answered by then."""
+    """The verdict to act on: at once, or when waiting gains nothing more. None if no daemon has answered by then, or once told to end."""
     until = time.monotonic() + options.wait
-    while True:
+    while not told:
         try:
             verdict = storaged.verdict(options.namespace, timeout=options.timeout)
         except InvalidArgument:
@@ -67,7 +71,14 @@ def decided(options):
                 log.warning("starting without a verdict: %s", why)
             return verdict
         log.info("waiting up to %.0f s more: %s", left, why)
-        time.sleep(min(ASK_AGAIN_S, left))
+        pause(min(ASK_AGAIN_S, left))
+    return None
+
+
+def pause(seconds):
+    until = time.monotonic() + seconds
+    while not told and (left := until - time.monotonic()) > 0:
+        time.sleep(min(LOOK_EVERY_S, left))
 
 
 def run(verdict, options):
@@ -76,16 +87,15 @@ def run(verdict, options):
     # Restarts inside of torchrun would ask nobody.
     command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "0", *options.torchrun]
     child = subprocess.Popen(command, env=environment)
-    told = []
-
-    def tell(number, _):
-        told.append(number)
-        child.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, tell)
-    code = child.wait()
-    return (code, bool(told))
+    passed_on = 0
+    while True:
+        while passed_on < len(told):
+            child.send_signal(told[passed_on])
+            passed_on += 1
+        try:
+            return child.wait(LOOK_EVERY_S)
+        except subprocess.TimeoutExpired:
+            continue
 
 
 def note_failure(began, options):
@@ -106,14 +116,19 @@ def note_failure(began, options):
 
 def main():
     options = arguments()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: told.append(number))
     code = 1
     for start in range(options.restarts + 1):
         verdict = decided(options)
+        if told:
+            log.warning("told to end: nothing more is started")
+            return 128 + told[0]
         if verdict is not None and not verdict.may_start(allow_older=options.allow_older):
             log.error("not started: %s", verdict.decision.value)
             return verdict.exit_code
-        code, was_told = run(verdict, options)
-        if code == 0 or was_told:
+        code = run(verdict, options)
+        if code == 0 or told:
             return code
         log.warning("start %d ended with %d", start + 1, code)
         note_failure(verdict, options)

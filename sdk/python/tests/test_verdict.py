@@ -198,6 +198,73 @@ def test_torchrun_is_started_without_a_verdict_where_the_daemon_is_away(daemons,
     assert "could not be counted" in text and "waiting up to 1 s more: no verdict" in text and "starting without a verdict" in text, text
 
 
+def lines_until(launcher, words):
+    """What it says up to a line with these words."""
+    said = []
+    for line in launcher.stdout:
+        said.append(line)
+        if words in line:
+            return said
+    raise AssertionError("".join(said))
+
+
+def is_gone(pid, limit=30):
+    until = time.monotonic() + limit
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < until:
+        time.sleep(0.1)
+    return not os.path.exists(f"/proc/{pid}")
+
+
+def test_a_launcher_that_is_told_to_end_between_starts_starts_nothing_more(daemons, tmp_path):
+    launcher = launched(daemons(ON_REQUEST), tmp_path, ENDS_DAEMON, "--restarts", "1", "--wait", "20")
+    try:
+        lines_until(launcher, "waiting up to")
+        launcher.send_signal(signal.SIGTERM)
+        text = launcher.communicate(timeout=60)[0]
+    finally:
+        launcher.kill()
+    assert launcher.returncode == 128 + signal.SIGTERM and len(starts(tmp_path)) == 1 and "starting without" not in text, text
+
+
+def test_a_launcher_that_is_told_to_end_tells_the_start_that_runs(daemons, tmp_path):
+    launcher = launched(daemons(ON_REQUEST), tmp_path, ENDS_DAEMON + "print('SECOND', flush=True); import time; time.sleep(300)", "--restarts", "3")
+    try:
+        lines_until(launcher, "SECOND")
+        launcher.send_signal(signal.SIGTERM)
+        text = launcher.communicate(timeout=60)[0]
+    finally:
+        launcher.kill()
+    pids = [line.split()[0] for line in (tmp_path / "starts").read_text().splitlines()]
+    assert launcher.returncode != 0 and len(pids) == 2 and is_gone(pids[1]), text
+
+
+# SIGTERM comes as soon as a child lives; its number is told.
+TOLD_AT_ONCE = """
+import importlib.util, os, signal, subprocess, sys
+spec = importlib.util.spec_from_file_location("torchrun_verdict", sys.argv[1])
+launcher = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(launcher)
+class Popen(subprocess.Popen):
+    def __init__(self, *_, **named):
+        super().__init__(["sleep", "300"], stdout=subprocess.DEVNULL, **named)
+        print(self.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+subprocess.Popen = Popen
+launcher.decided = lambda options: None
+sys.argv = ["torchrun_verdict.py", "--", "train.py"]
+sys.exit(launcher.main())
+"""
+
+
+def test_a_launcher_that_is_told_to_end_while_it_starts_leaves_no_torchrun():
+    done = subprocess.run([sys.executable, "-c", TOLD_AT_ONCE, str(LAUNCHER)], stdout=subprocess.PIPE, text=True, timeout=120)
+    pid = int(done.stdout)
+    is_left = not is_gone(pid, 1)
+    if is_left:
+        os.kill(pid, signal.SIGKILL)
+    assert not is_left and done.returncode == -signal.SIGTERM % 256, done.returncode
+
+
 @pytest.fixture
 def launcher(monkeypatch):
     """The launcher as a module."""
