@@ -2,7 +2,8 @@
 
     python torchrun_verdict.py --restarts 5 --wait 600 -- --nproc-per-node 8 train.py --steps 1000
 
-On each node, in place of torchrun. It logs the verdict, waits for nodes whose return would bring a newer step, and starts; where nothing
+In place of torchrun, for a job of one node: a job of several takes `torchrun --rdzv-backend storaged` (docs/operate/restart.md), where the
+nodes agree on one verdict and start together. It logs the verdict, waits for nodes whose return would bring a newer step, and starts; where nothing
 that was saved can be had, or only a step that is older than a load takes by itself, it does not start and exits with the verdict's code
 (`storaged plan --help`). A start that fails without a newer step counts against the step that it began from: the next start gets another.
 Where the daemon does not answer it starts without a verdict once --wait is over: loads refuse by themselves what they must.
@@ -18,6 +19,7 @@ import time
 
 import storaged
 from storaged.errors import InvalidArgument, StoragedError
+from torch.distributed.run import get_args_parser
 
 logging.basicConfig(level=logging.INFO, format="%(asctime)s launcher: %(message)s", stream=sys.stderr)
 log = logging.getLogger("launcher")
@@ -40,7 +42,11 @@ def arguments():
     parser.add_argument("--timeout", type=float, default=20, help="seconds that one verdict may take")
     parser.add_argument("--allow-older", action="store_true", help="start from a step behind one that was protected; TRAIN_ALLOW_OLDER=1 tells the script")
     parser.add_argument("torchrun", nargs="+", help="what torchrun gets, after --")
-    return parser.parse_args()
+    options = parser.parse_args()
+    nodes = get_args_parser().parse_args(options.torchrun).nnodes
+    if nodes not in ("1", "1:1"):
+        parser.error(f"expected a job of one node, got --nnodes {nodes}: several nodes use `torchrun --rdzv-backend storaged` in place of this")
+    return options
 
 
 def why_wait(verdict, options):

@@ -275,6 +275,24 @@ def launcher(monkeypatch):
     return module
 
 
+@pytest.mark.parametrize("nodes", [["--nnodes", "2"], ["--nnodes=1:2"], ["--nnode", "2"], ["PET_NNODES"]])
+def test_a_job_of_several_nodes_is_refused(monkeypatch, launcher, capsys, nodes):
+    if nodes == ["PET_NNODES"]:
+        nodes = []
+        monkeypatch.setenv("PET_NNODES", "2")
+    monkeypatch.setattr(sys, "argv", ["torchrun_verdict.py", "--", *nodes, "train.py"])
+    with pytest.raises(SystemExit) as ended:
+        launcher.arguments()
+    assert ended.value.code == 2 and "--rdzv-backend storaged" in capsys.readouterr().err
+
+
+def test_a_job_of_one_node_is_taken(monkeypatch, launcher):
+    for nodes in ([], ["--nnodes", "1"], ["--nnodes=1:1"]):
+        monkeypatch.setattr(sys, "argv", ["torchrun_verdict.py", "--restarts", "2", "--", *nodes, "train.py", "--nnodes", "2"])
+        options = launcher.arguments()
+        assert options.restarts == 2 and options.torchrun == [*nodes, "train.py", "--nnodes", "2"]
+
+
 @pytest.mark.parametrize("code", ["nodes-silent", "durable-unreadable"])
 def test_the_last_resort_is_taken_only_once_all_were_heard(monkeypatch, launcher, code):
     def found(step, *codes):
