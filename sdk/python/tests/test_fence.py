@@ -11,7 +11,7 @@ import pytest
 import torch
 from daemon import PACKAGE, run_ranks
 from storaged._deadline import Deadline
-from storaged.errors import CheckpointLoadError, WaitTimeout
+from storaged.errors import CheckpointLoadError, NoCheckpointError, WaitTimeout
 from storaged.torch import Checkpointer
 from storaged.torch._fence import Fence, Live, judged, last_mark
 
@@ -57,6 +57,52 @@ def test_a_load_that_fails_leaves_no_whole_state(session):
         with pytest.raises(CheckpointLoadError):
             checkpointer.load({"w": torch.zeros(3)})
         assert checkpointer.verdict().action == "restore"
+
+
+def test_what_load_all_gave_may_be_in_memory(session):
+    with Checkpointer(session=session, alone=True) as checkpointer:
+        with checkpointer.step(2):
+            pass
+        assert checkpointer.load_all() is None
+        assert checkpointer.verdict().step == 2, "nothing was given"
+        checkpointer.save(1, state(1))
+        checkpointer.wait()
+        with pytest.raises(NoCheckpointError):
+            checkpointer.load_all(7)
+        assert checkpointer.verdict().action == "recover-in-place", "nothing was given"
+        weights = state(2)
+        weights.update(checkpointer.load_all())
+        verdict = checkpointer.verdict()
+        assert (verdict.action, verdict.step) == ("restore", 1), verdict
+        with checkpointer.step(2):
+            pass
+        assert (checkpointer.verdict().action, checkpointer.verdict().step) == ("recover-in-place", 2)
+    with Checkpointer(session=session, alone=True) as checkpointer:
+        checkpointer.load_all()
+        assert checkpointer.verdict().action == "restore", "the mark was the earlier one's"
+        checkpointer.load(state(0))
+        assert (checkpointer.verdict().action, checkpointer.verdict().step) == ("recover-in-place", 1)
+
+
+@pytest.mark.parametrize("load", [lambda one: one.load(state(0)), lambda one: one.load_all()])
+def test_a_load_whose_marks_did_not_come_leaves_no_earlier_mark(session, monkeypatch, load):
+    with Checkpointer(session=session, alone=True) as checkpointer:
+        checkpointer.save(1, state(1))
+        checkpointer.wait()
+        with checkpointer.step(2):
+            pass
+
+    def silent(*_):
+        raise WaitTimeout("expected an answer, got none")
+
+    with Checkpointer(session=session, alone=True) as checkpointer:
+        with monkeypatch.context() as patched:
+            patched.setattr("storaged.torch._fence.Board", silent)
+            load(checkpointer)
+        assert checkpointer.verdict().action == "restore"
+        with checkpointer.step(2):
+            pass
+        assert checkpointer.verdict().action == "recover-in-place"
 
 
 def test_the_next_checkpointer_of_the_process_goes_on_with_its_marks(session):

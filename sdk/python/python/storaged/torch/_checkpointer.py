@@ -354,7 +354,8 @@ class Checkpointer:
         """Everything that the checkpoint holds, whole and on the CPU, without a template; None if nothing was saved yet.
 
         Nested as it was saved, but keys of dicts are text, tuples are lists, and a tensor that was taken apart is the dict of
-        its parts. Every rank calls it, and every rank gets all of it.
+        its parts. Every rank calls it, and every rank gets all of it. It may be put into memory: what was marked there as whole is so
+        no more (`verdict`) until the next `step` or `load` has ended.
         """
         self._check_open()
         flat: dict[str, Any] = {}
@@ -365,10 +366,12 @@ class Checkpointer:
             return flat
 
         reader = self._reader(step, allow_older, timeout)
-        plan = self._load(template, reader, Deadline(reader.timeout))
+        deadline = Deadline(reader.timeout)
+        plan = self._load(template, reader, deadline)
         if plan is None:
             return None
         state = reader.nested(flat)
+        self._fence.give(deadline)
         self._make_ahead(plan, state)
         return state
 

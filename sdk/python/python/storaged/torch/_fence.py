@@ -119,7 +119,7 @@ class Fence:
         self._looks: threading.Thread | None = None
         #: A board that no other process would find any more.
         self._given_up: Board | None = None
-        #: A load has begun and not ended whose marks did not come in time: what they say need not be so any more.
+        #: The marks did not come in time for a load, or a step could not be marked: what they say need not be so any more.
         self._is_unseen = False
 
     @contextmanager
@@ -139,7 +139,6 @@ class Fence:
         before = self._last() or self._found(deadline)
         if before is None or before[3] != this_process():
             yield {}
-            self._is_unseen = False
             return
         self._mark(before[1], False, deadline)
         plan: dict[str, Any] = {}
@@ -148,6 +147,12 @@ class Fence:
             self._mark(plan["step"], True)
         elif before[2]:
             self._mark(before[1], True)
+
+    def give(self, deadline: Deadline) -> None:
+        """A state was loaded that the caller puts into memory, nobody sees when: there is no whole one until a step or a load has ended."""
+        before = self._last() or self._found(deadline)
+        if before is not None and before[3] == this_process():
+            self._mark(before[1], False, deadline)
 
     def live(self, deadline: Deadline) -> tuple[Live, int]:
         """What this process holds, and of which step, by the rank's last mark. Marks that cannot be read are none."""
@@ -172,6 +177,7 @@ class Fence:
     def _found(self, deadline: Deadline) -> tuple[int, int, bool, bytes, int] | None:
         """The last mark of the rank, made by an earlier checkpointer perhaps. The load itself needs most of the time, to say what it meets."""
         limit = Deadline(deadline.left() * MARKS_SHARE)
+        self._is_unseen = False
         try:
             return last_mark(Board(self._session, self._rank, "steps", 0, limit).view)
         except NoCheckpointError:
@@ -188,6 +194,7 @@ class Fence:
             logger.info("the daemon has given up the marks of rank %d in %r: marking on a new board", self._rank, self._session.namespace)
             self._board = self._given_up = None
         if self._board is None and not self._open(deadline):
+            self._is_unseen = True
             return
         assert self._board is not None
         last = self._last()
