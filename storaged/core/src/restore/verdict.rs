@@ -185,9 +185,12 @@ impl Context {
         if !silent.is_empty() {
             doubts.push(silence(&silent));
         }
+        // A step that restarts fail from is taken for want of a better one, which the tier may have.
+        let is_enough =
+            found.is_some_and(|key| self.quarantine_of(plan, key.mark()) == Quarantine::None);
         let unread = match &plan.tier {
             TierListing::Unreadable(fault) => Some(fault.to_string()),
-            TierListing::Unasked | TierListing::Asked if found.is_none() || hidden.is_some() => {
+            TierListing::Unasked | TierListing::Asked if !is_enough || hidden.is_some() => {
                 Some("no answer in time".into())
             }
             _ => None,

@@ -148,6 +148,22 @@ fn where_nothing_else_is_left_a_step_is_tried_again_but_not_for_ever() {
     assert!(refusal.message.contains("quarantined"), "{refusal}");
 }
 
+/// The tier may have a good step: launchers wait for it, if they hear of that.
+#[test]
+fn a_last_resort_says_that_the_tier_has_not_been_heard() {
+    for listing in [Listing::Hangs, Listing::FailsAfter(50)] {
+        let mut cluster = Cluster::start_with_tier(4, 2, 10);
+        cluster.save_on_all(NODES, DurableWish::Never);
+        said_failed(&mut cluster, 0, 1);
+        cluster.run_for(10);
+        cluster.scene.tier.as_mut().unwrap().listing = listing;
+        let judged = verdict(&mut cluster, 5);
+        for reason in [ReasonCode::LastResort, ReasonCode::DurableUnreadable] {
+            assert!(judged.has_reason(reason), "{reason:?}: {judged:?}");
+        }
+    }
+}
+
 /// Step 3 has failed, and step 2 may be whole on the nodes that do not answer: step 1, which the tier has, is below both.
 #[test]
 fn a_step_that_failed_does_not_let_the_job_go_back_below_the_one_before() {
