@@ -56,7 +56,8 @@ offered() { sed -n 's/^\(run [^ ]* step [0-9]*\) .*/\1/p' <<<"$text"; }
 has_reason() { grep -qE "^because: .* \(($1)\)\$" <<<"$text"; }
 
 # A step behind one that was protected, or that may be: a load refuses it unless it may go back.
-is_refused() { [[ "${STORAGED_ALLOW_OLDER:-0}" != 1 ]] && has_reason 'goes-back|too-few-answered'; }
+is_behind() { has_reason 'goes-back|too-few-answered'; }
+is_refused() { [[ "${STORAGED_ALLOW_OLDER:-0}" != 1 ]] && is_behind; }
 
 # Nodes that are away would bring another step than the one that is offered. For the same one from nearer a job would stand still for nothing.
 is_newer_away() {
@@ -160,9 +161,9 @@ for ((starts = 0; starts < ${STORAGED_STARTS_MAX:-3}; starts++)); do
     say "start $((starts + 1)) ended with $ended"
     verdict || true
     heed "$ended"
-    # If loads refuse the step now torchrun may have refused the start, before any worker has run, or has lost workers with their node:
+    # If the step is behind others by now torchrun may have refused the start, before any worker has run, or has lost workers with their node:
     # counted thrice for nodes that fall silent, a good step would be passed over for good.
-    if [[ -n "$before" && "$(offered)" == "$before" ]] && ! is_refused; then
+    if [[ -n "$before" && "$(offered)" == "$before" ]] && ! is_behind; then
         read -r _ run _ step <<<"$before"
         "$storaged" plan "$STORAGED_NAMESPACE" --failed "$step" --run "$run" >&2 || true
     fi

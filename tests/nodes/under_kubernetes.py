@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -140,10 +141,14 @@ class KubeNode:
         program = ["python3", "/opt/tests/trainer.py", "train", job.namespace, job.run, str(rank), str(len(job.nodes))]
         command = self.cluster.kubectl("exec", "--stdin", "--namespace=training", pod, "--", *program)
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            # A stream that stalls without an end would hold the checks up for good.
+            limit = threading.Timer(900, process.kill)
+            limit.start()
             try:
                 yield process
             finally:
-                process.stdin.close()
+                limit.cancel()
+                process.kill()
 
     def daemon(self) -> int:
         """The daemon's process, as the machine sees it: the child of the keeper."""

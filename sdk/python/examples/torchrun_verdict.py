@@ -111,7 +111,8 @@ def note_failure(began, options):
     plan = began.plan
     try:
         now = storaged.verdict(options.namespace, timeout=options.timeout)
-        if now.plan is None or (now.plan.run, now.plan.step) != (plan.run, plan.step):
+        # Where loads refuse the step by now, as nodes have fallen silent, it may be that which ended the start.
+        if now.plan is None or now.needs_allow_older or (now.plan.run, now.plan.step) != (plan.run, plan.step):
             return
         failed = storaged.restart_failed(plan.step, options.namespace, run=plan.run, timeout=options.timeout)
     except StoragedError as error:

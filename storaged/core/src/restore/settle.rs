@@ -153,23 +153,29 @@ impl Context {
         plan.mark.max(self.mark_of(&plan.namespace))
     }
 
-    /// The same without what restarts have failed from: the newest protected of the others. Where that lies on nodes that do not answer,
-    /// an older one in its place would take the job back unasked.
+    /// The same without what restarts have failed from: the newest protected of the others that is whole, or would be if silent nodes
+    /// answered. An older one in its place would take the job back unasked.
     pub(super) fn floor(&self, plan: &SurveyInProgress) -> Option<HighMark> {
-        let counts = |at: &HighMark| self.quarantine_of(plan, *at) == Quarantine::None;
         let bar = self.bar(plan)?;
-        if counts(&bar) {
+        if self.quarantine_of(plan, bar) == Quarantine::None {
             return Some(bar);
         }
         let survey = &plan.survey;
+        let silent = self.silent(plan).into_iter().collect();
+        let may_be_had = |key: &CheckpointKey, name: Digest| {
+            let manifest = survey.manifests.get(&name);
+            // What a reader alone has kept of a step that all others let go stays in part for good.
+            manifest.is_none_or(|manifest| survey.sources(manifest).is_whole())
+                || !self.gained(plan, key, name, &silent).is_empty()
+        };
         let is_protected = |name: &Digest| {
             let state = survey.states.get(name);
             state.is_some_and(|state| *state >= CheckpointState::Protected)
         };
-        let others = survey.keys.iter().filter(|(name, _)| is_protected(name));
-        let others = others.map(|(_, key)| key.mark()).filter(counts);
-        others
-            .max()
+        let mut newest_first = self.candidates(plan).into_iter();
+        let found = newest_first.find(|(key, name)| is_protected(name) && may_be_had(key, *name));
+        found
+            .map(|(key, _)| key.mark())
             .filter(|_| !planted!("floor_falls_with_a_quarantine"))
     }
 

@@ -186,18 +186,25 @@ impl Context {
             doubts.push(silence(&silent));
         }
         // A step that restarts fail from is taken for want of a better one, which the tier may have.
-        let is_enough =
-            found.is_some_and(|key| self.quarantine_of(plan, key.mark()) == Quarantine::None);
+        let is_last_resort =
+            found.is_some_and(|key| self.quarantine_of(plan, key.mark()) != Quarantine::None);
         let unread = match &plan.tier {
             TierListing::Unreadable(fault) => Some(fault.to_string()),
-            TierListing::Unasked | TierListing::Asked if !is_enough || hidden.is_some() => {
+            TierListing::Unasked | TierListing::Asked
+                if found.is_none() || is_last_resort || hidden.is_some() =>
+            {
                 Some("no answer in time".into())
             }
             _ => None,
         };
         doubts.extend(unread.map(|fault| {
             let text = format!(
-                "the durable tier, which may hold a newer step, could not be read: {fault}"
+                "the durable tier, which may hold {} step, could not be read: {fault}",
+                if is_last_resort {
+                    "a better"
+                } else {
+                    "a newer"
+                }
             );
             reason(ReasonCode::DurableUnreadable, text)
         }));

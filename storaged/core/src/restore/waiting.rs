@@ -52,7 +52,8 @@ impl Context {
         gains
     }
 
-    fn gained(
+    /// What the return of silent nodes would make of a step; nothing where it would not make it whole.
+    pub(super) fn gained(
         &self,
         plan: &SurveyInProgress,
         key: &CheckpointKey,

@@ -207,8 +207,6 @@ impl Context {
             0
         } else if checkpoint.state >= CheckpointState::Protected {
             limits::UPLOAD_YIELDS_AFTER_MS
-        } else if self.waits_in_vain(checkpoint) {
-            0
         } else {
             limits::SUPERSEDE_AFTER_MS
         };
@@ -241,13 +239,6 @@ impl Context {
             let yields = self.is_stuck(checkpoint) && !planted!("superseded_kept");
             yields.then_some(Yield::Checkpoint)
         }
-    }
-
-    /// Whether no waiting brings what it needs to be protected, as while a group's only coding node is down: each save would be held up.
-    fn waits_in_vain(&self, checkpoint: &Checkpoint) -> bool {
-        let manifest = checkpoint.manifest.as_deref();
-        manifest.is_some_and(|manifest| !self.gone_nodes(manifest).is_empty())
-            && !planted!("the_gone_hold_saves_up")
     }
 
     /// The newest checkpoint that may take this one's place. What is protected goes for nothing less: a newer step that has

@@ -2,12 +2,12 @@
 //! each; it is tried again earlier only where nothing else is left.
 
 use crate::cluster::{Cluster, Conduct, Listing, Room};
-use crate::testkit::{plan_newest, verdict_on};
+use crate::testkit::{open_shard, plan_newest, verdict_on};
 use storaged_wire::failed::{FailedRestart, FailureReport};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::plan::{PassedOverCause, RestorePlan};
 use storaged_wire::verdict::{ReasonCode, RestartVerdict, VERDICT_MIN_MS, Verdict};
-use storaged_wire::{Refusal, RefusalCode, Step};
+use storaged_wire::{Rank, Refusal, RefusalCode, Step};
 
 const NODES: usize = 6;
 const MINUTE_MS: u64 = 60_000;
@@ -186,6 +186,25 @@ fn a_step_that_failed_does_not_let_the_job_go_back_below_the_one_before() {
     let judged = verdict(&mut cluster, 4);
     assert_eq!(judged.verdict, Verdict::RestartFromDurable);
     assert!(judged.has_reason(ReasonCode::GoesBack), "{judged:?}");
+}
+
+/// A reader has kept its shard of step 2, which everybody else let go for step 3. That is no step to wait for: nobody can make it whole.
+#[test]
+fn what_a_reader_has_kept_of_a_step_is_not_waited_for() {
+    let mut cluster = Cluster::start_with(4, 1, 10, Some(Conduct::default()), Room::default());
+    cluster.save_on_all(5, DurableWish::Required);
+    cluster.save_on_all(5, DurableWish::Never);
+    let reader = cluster.connect(0, Role::Reader);
+    let plan = planned(&mut cluster, 0).expect("a plan");
+    assert_eq!(plan.step.get(), 2);
+    let opened = cluster.ask(0, reader, open_shard(plan.manifest, Rank::new(0), 60_000));
+    assert!(matches!(opened, Reply::ShardOpened { .. }), "{opened:?}");
+    cluster.save_on_all(5, DurableWish::Never);
+    said_failed(&mut cluster, 1, 3);
+    cluster.run_for(10);
+    cluster.kill(4);
+    cluster.run_for(5_000);
+    assert_eq!(step_planned(&mut cluster, 1), 1);
 }
 
 /// The next checkpoint of the job, in a newer run, is above all that.

@@ -1,8 +1,9 @@
 //! Committed steps that go for newer ones while nodes are away that would code them.
 
-use storaged_wire::local::{DurableWish, Reply};
+use storaged_wire::CheckpointState;
+use storaged_wire::local::{CheckpointInfo, DurableWish, Reply, Request, Role};
 
-use crate::cluster::{CHUNK, Cluster, Room, SLOT};
+use crate::cluster::{CHUNK, Cluster, Conduct, Room, SLOT};
 use crate::testkit::acquire_slot;
 
 const STRIPES: u64 = 10;
@@ -94,20 +95,41 @@ fn it_goes_at_once_where_they_hear_of_that() {
     }
 }
 
-/// No waiting brings the nodes that would code it.
+/// The other coding node makes each step bear a loss: superseded by every save, none would ever be protected.
 #[test]
-fn while_they_are_gone_a_save_is_held_up_no_longer_than_it_takes_home_nodes_to_hear_of_it() {
-    for first in 1..6 {
-        let mut cluster = with_full_slots(first);
-        let (began, trainer) = (cluster.now, cluster.trainer(0));
-        let reply = cluster.ask(0, trainer, acquire_slot(STRIPES * CHUNK, 20_000));
-        assert!(
-            matches!(reply, Reply::SlotGranted { .. }),
-            "{first}: {reply:?}"
-        );
-        let waited = cluster.now - began;
-        assert!(waited < 1_000, "{first}: {waited} ms");
+fn while_one_coding_node_of_two_is_gone_steps_are_protected_however_often_the_job_saves() {
+    let mut cluster = Cluster::start_with(4, 2, 40, None, Room::default());
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.kill(5);
+    cluster.run_for(5_000);
+    let reader = cluster.connect(0, Role::Reader);
+    let advances = (0..20).any(|_| {
+        cluster.save();
+        cluster.run_for(20);
+        let Reply::Checkpoints(infos) = cluster.ask(0, reader, Request::List { namespace: None })
+        else {
+            panic!("expected the list");
+        };
+        let is_protected =
+            |info: &CheckpointInfo| info.state >= CheckpointState::Protected && info.step.get() > 1;
+        infos.iter().any(is_protected)
+    });
+    assert!(advances, "no step after the first is protected");
+}
+
+/// What nothing codes has the durable tier alone, three seconds later: it does not go for the next save before.
+#[test]
+fn while_all_are_gone_steps_that_are_to_be_durable_become_so() {
+    let mut cluster = Cluster::start_with(2, 2, STRIPES, Some(Conduct::default()), Room::default());
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.kill(2);
+    cluster.kill(3);
+    cluster.run_for(5_000);
+    for _ in 0..10 {
+        cluster.save_as(DurableWish::Required);
+        cluster.run_for(1_000);
     }
+    assert!(!cluster.tier.published.is_empty(), "nothing is durable");
 }
 
 /// Whoever waited goes before it is granted the slot.
