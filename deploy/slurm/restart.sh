@@ -100,7 +100,7 @@ heed() {
     esac
 }
 
-# Whom to wait for; nothing if the verdict stands. torchrun's backend decides likewise (_why_wait).
+# Whom to wait for; nothing if the verdict stands. torchrun's backend decides likewise (RestartVerdict.why_wait).
 worth_waiting_for() {
     if is_newer_away; then
         echo "a node"

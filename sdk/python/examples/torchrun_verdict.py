@@ -26,8 +26,6 @@ log = logging.getLogger("launcher")
 
 # Between questions while a node is waited for; each of them waits for nodes that are silent too.
 ASK_AGAIN_S = 5
-# Reasons that go when nodes or the durable tier answer.
-UNHEARD = ("nodes-silent", "too-few-answered", "durable-unreadable")
 # Between looks at the signals that have come.
 LOOK_EVERY_S = 0.2
 # Signals that end the job: nothing is started after the first one.
@@ -49,15 +47,6 @@ def arguments():
     return options
 
 
-def why_wait(verdict, options):
-    """What may become better by itself: a newer step, one that restarts have not failed from, or a start at all."""
-    if verdict.newer_if_waited:
-        return verdict.newer_if_waited[0].text
-    if verdict.may_start(allow_older=options.allow_older) and not verdict.has_reason("last-resort"):
-        return None
-    return next((reason.text for reason in verdict.reasons if reason.code in UNHEARD), None)
-
-
 def decided(options):
     """The verdict to act on: at once, or when waiting gains nothing more. None if no daemon has answered by then, or once told to end."""
     until = time.monotonic() + options.wait
@@ -70,7 +59,7 @@ def decided(options):
             verdict, why = None, f"no verdict: {error}"
         else:
             log.info("%s", verdict)
-            why = why_wait(verdict, options)
+            why = verdict.why_wait(allow_older=options.allow_older)
         left = until - time.monotonic()
         if why is None or left <= 0:
             if verdict is None:

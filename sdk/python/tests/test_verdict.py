@@ -198,13 +198,17 @@ def test_torchrun_is_started_without_a_verdict_where_the_daemon_is_away(daemons,
     assert "could not be counted" in text and "waiting up to 1 s more: no verdict" in text and "starting without a verdict" in text, text
 
 
-def lines_until(launcher, words):
-    """What it says up to a line with these words."""
+def told_to_end(launcher, words):
+    """It gets SIGTERM once it has said a line with these words; what it says after that."""
     said = []
-    for line in launcher.stdout:
-        said.append(line)
-        if words in line:
-            return said
+    try:
+        for line in launcher.stdout:
+            said.append(line)
+            if words in line:
+                launcher.send_signal(signal.SIGTERM)
+                return launcher.communicate(timeout=60)[0]
+    finally:
+        launcher.kill()
     raise AssertionError("".join(said))
 
 
@@ -217,23 +221,13 @@ def is_gone(pid, limit=30):
 
 def test_a_launcher_that_is_told_to_end_between_starts_starts_nothing_more(daemons, tmp_path):
     launcher = launched(daemons(ON_REQUEST), tmp_path, ENDS_DAEMON, "--restarts", "1", "--wait", "20")
-    try:
-        lines_until(launcher, "waiting up to")
-        launcher.send_signal(signal.SIGTERM)
-        text = launcher.communicate(timeout=60)[0]
-    finally:
-        launcher.kill()
+    text = told_to_end(launcher, "waiting up to")
     assert launcher.returncode == 128 + signal.SIGTERM and len(starts(tmp_path)) == 1 and "starting without" not in text, text
 
 
 def test_a_launcher_that_is_told_to_end_tells_the_start_that_runs(daemons, tmp_path):
     launcher = launched(daemons(ON_REQUEST), tmp_path, ENDS_DAEMON + "print('SECOND', flush=True); import time; time.sleep(300)", "--restarts", "3")
-    try:
-        lines_until(launcher, "SECOND")
-        launcher.send_signal(signal.SIGTERM)
-        text = launcher.communicate(timeout=60)[0]
-    finally:
-        launcher.kill()
+    text = told_to_end(launcher, "SECOND")
     pids = [line.split()[0] for line in (tmp_path / "starts").read_text().splitlines()]
     assert launcher.returncode != 0 and len(pids) == 2 and is_gone(pids[1]), text
 

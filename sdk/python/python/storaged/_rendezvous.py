@@ -156,7 +156,7 @@ class VerdictRendezvous(RendezvousHandler):
                     if self._last.failures(met) >= COUNTED_FROM:
                         self._count(found.namespace, found.plan)
                         continue
-                why, left = self._why_wait(found), until - time.monotonic()
+                why, left = found.why_wait(allow_older=self._settings.allow_older), until - time.monotonic()
                 if why is None or left <= 0:
                     self._last.offer_next(met, found)
                     return AgreedVerdict.of(found, allow_older=self._settings.allow_older)
@@ -175,15 +175,6 @@ class VerdictRendezvous(RendezvousHandler):
             log.warning("a restart from step %d has failed, %d by now: the next one gets another step if there is one", failed.step, failed.times)
             if failed.wait_ms is None:
                 log.warning("step %d is passed over for good: mend the fault, then `storaged plan %s --lift %d`", failed.step, namespace, failed.step)
-
-    def _why_wait(self, found: RestartVerdict) -> str | None:
-        """What may become better by itself: a newer step, one that restarts have not failed from, or a start at all."""
-        if found.newer_if_waited:
-            return found.newer_if_waited[0].text
-        if found.may_start(allow_older=self._settings.allow_older) and not found.has_reason("last-resort"):
-            return None
-        silent = (reason.text for reason in found.reasons if reason.code in ("nodes-silent", "too-few-answered", "durable-unreadable"))
-        return next(silent, None)
 
     def _came(self, store: Any, key: str) -> bool:
         # Not `wait`: in there signals would be waited for too.

@@ -20,6 +20,9 @@ from ._session import DEFAULT_TIMEOUT, Session
 if TYPE_CHECKING:
     from . import _native
 
+# Reasons that go once nodes or the durable tier answer.
+UNHEARD = ("nodes-silent", "too-few-answered", "durable-unreadable")
+
 
 class Decision(str, Enum):
     """What a restart can do with what can be had now."""
@@ -147,6 +150,15 @@ class RestartVerdict:
         if self.plan is None:
             return self.is_first_start
         return allow_older or not self.needs_allow_older
+
+    def why_wait(self, *, allow_older: bool = False) -> str | None:
+        """What may become better by itself: a newer step, one that restarts have not failed from, or a start at all. None if nothing may.
+        `allow_older` as for `may_start`."""
+        if self.newer_if_waited:
+            return self.newer_if_waited[0].text
+        if self.may_start(allow_older=allow_older) and not self.has_reason("last-resort"):
+            return None
+        return next((reason.text for reason in self.reasons if reason.code in UNHEARD), None)
 
     def __str__(self) -> str:
         step = "" if self.plan is None else f" step {self.plan.step} of run {self.plan.run}, expected {self.plan.expected_ms} ms"
